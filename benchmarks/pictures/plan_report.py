@@ -17,7 +17,7 @@ def report(folder: Path) -> Path:
     pods, nodes = generated.write(folder, generated.rows(14, seed=1, scale=SCALE), NODES)
     prices, page = folder / "prices.yaml", folder / "report.html"
     prices.write_text("L40S: 1.20\n", encoding="utf-8")
-    compared = ("--mode", "counting", "--mode", "predicted", "--replicas", "4")
+    compared = ("--device-choice", "counting", "--device-choice", "predicted", "--replicas", "4")
     files = ("--pods", pods, "--machines", nodes, "--prices", prices, "--html", page)
     command = (sys.executable, "-m", "headroom.plugin", "plan", *files, *compared)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -6,7 +6,7 @@ python -m benchmarks.plan savings
 python -m benchmarks.plan families
 python -m benchmarks.plan commanded
 python -m benchmarks.plan speed --pods 10000 --pods 100000
-python -m benchmarks.plan played --mode predicted --replicas 4 --html report.html
+python -m benchmarks.plan played --device-choice predicted --replicas 4 --html report.html
 """
 
 import os

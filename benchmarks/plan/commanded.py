@@ -27,13 +27,13 @@ SIZES = (15, 30, 50)
 #: Sizes of clusters of which only the advice is checked.
 ADVISED_SIZES = (6, 10, 15)
 _OPTIONS = (
-    *("--mode", "steered", "--replicas", "4", "--vram", "peaks"),
+    *("--device-choice", "steered", "--replicas", "4", "--vram", "peaks"),
     *("--seeds", "2", "--processes", "1", "--json"),
 )
 
 
 _ONE_REPLAY = (
-    *("--mode", "predicted", "--replicas", "4", "--vram", "peaks"),
+    *("--device-choice", "predicted", "--replicas", "4", "--vram", "peaks"),
     *("--seeds", "1", "--processes", "1", "--json"),
 )
 _GPU_BYTES = generated.GPU_MIB << 20

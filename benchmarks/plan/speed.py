@@ -62,7 +62,7 @@ def _plan(pods: Path, nodes: Path, configuration: Configuration) -> Measured:
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     history = with_workloads(with_recommendations(read_history(pods, nodes)))
     today = baseline(history, history.lives, 0)
-    if configuration.mode == "exclusive":
+    if configuration.choice == "exclusive":
         pool = unshared_pool(history, history.lives, 0, today)
         gpus = None if pool is None else pool.gpus
     else:

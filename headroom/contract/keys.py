@@ -204,7 +204,8 @@ DEVICE_CHOICE = _key(
     example="steered",
     default="`predicted`, or the agent's flag `--device-choice`",
     reader="extender, agent",
-    meaning="How the GPU of a pod is chosen on the node: [modes.md](../concepts/modes.md).",
+    meaning="How the GPU of a pod is chosen on the node: "
+    "[device choice](../concepts/device-choice.md).",
 )
 RESERVE = _key(
     "reserve",

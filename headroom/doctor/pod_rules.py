@@ -29,7 +29,7 @@ def examine_steering(state: Cluster, now_s: float) -> Iterator[Finding]:
     if gain is None:
         return
     first, *others = gain.nodes
-    to_do = f"{first.to_do}; docs/concepts/modes.md compares the modes"
+    to_do = f"{first.to_do}; docs/concepts/device-choice.md compares the choices"
     if others:
         to_do = f"begin with one node: {to_do}"
     names = tuple(sorted(each.node for each in gain.nodes))

@@ -36,8 +36,15 @@ NOT_THERE, BAD_INPUT, UNREACHABLE = 1, 2, 3
 #: Query parameters whose option on the command line has another name.
 _OPTIONS = {"count": "gpus"}
 #: Fields in the body of a what-if whose option on the command line has another name.
-_BODY_OPTIONS = {"pods": "pods", "pods.0": "vram", "add.like": "add", "modes": "mode"}
-_FIELD = re.compile(r"body (pods|pods\.0|drain|add\.like|release|(?:replicas|modes)(?:\.\S+)?): ")
+_BODY_OPTIONS = {
+    "pods": "pods",
+    "pods.0": "vram",
+    "add.like": "add",
+    "device_choices": "device-choice",
+}
+_FIELD = re.compile(
+    r"body (pods|pods\.0|drain|add\.like|release|(?:replicas|device_choices)(?:\.\S+)?): "
+)
 
 
 class Response(Protocol):
@@ -169,7 +176,8 @@ def _detail(answer: Any, target: str, status: int) -> str:
 def _with_options(detail: str) -> str:
     """Return the message with parameters replaced by the options of the command line."""
     if found := _FIELD.match(detail):
-        field, _, node = found[1].partition(".") if found[1][0] in "rm" else (found[1], "", "")
+        by_node = found[1].startswith(("replicas", "device_choices"))
+        field, _, node = found[1].partition(".") if by_node else (found[1], "", "")
         option = f"--{_BODY_OPTIONS.get(field, field)} {node}".rstrip()
         rest = detail[found.end() :].replace(f"annotation {VRAM}: ", "")
         detail = f"{option}: {rest}".replace(f"Example: {VRAM}: ", f"Example: {option} ")

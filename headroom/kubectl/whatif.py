@@ -15,7 +15,7 @@ from headroom.kubectl.output import not_checked, print_data, show_details, show_
 Body = Mapping[str, Any]
 #: Explains why the free memory shrinks by more than the placed pods reserve.
 KEPT = "until a pod's GPU is known, its memory is not free on any GPU that the pod could get"
-_MODES = tuple(choice.value for choice in DeviceChoice)
+_CHOICES = tuple(choice.value for choice in DeviceChoice)
 
 
 def whatif(
@@ -30,9 +30,9 @@ def whatif(
     replicas: Annotated[
         list[str] | None, typer.Option(help="NODE=COUNT: replicas of each GPU of NODE.")
     ] = None,
-    mode: Annotated[
+    device_choice: Annotated[
         list[str] | None,
-        typer.Option(help=f"NODE=MODE: how GPUs of NODE are chosen: {', '.join(_MODES)}."),
+        typer.Option(help=f"NODE=CHOICE: how GPUs of NODE are chosen: {', '.join(_CHOICES)}."),
     ] = None,
     release: Annotated[
         list[str] | None, typer.Option(help="A pod that ends: name, or namespace/name.")
@@ -41,8 +41,8 @@ def whatif(
 ) -> None:
     """Simulate new pods and changes to nodes, without making them.
 
-    The exit status is 1 if a pod would not fit. --drain, --add, --replicas, --mode and --release
-    may be repeated.
+    The exit status is 1 if a pod would not fit. --drain, --add, --replicas, --device-choice and
+    --release may be repeated.
     """
     options: Options = context.obj
     if not pods and (vram or gpus != 1):
@@ -57,7 +57,7 @@ def whatif(
         "drain": drain or [],
         "add": [{"like": node, "count": count} for node, count in _counts("--add", add)],
         "replicas": dict(_counts("--replicas", replicas)),
-        "modes": dict(_modes(mode)),
+        "device_choices": dict(_device_choices(device_choice)),
         "release": ["/".join(options.pod(each, None)) for each in release or ()],
     }
     body = options.api().post("whatif", body=asked)
@@ -107,14 +107,14 @@ def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
         yield node, int(count)
 
 
-def _modes(given: list[str] | None) -> Iterator[tuple[str, str]]:
-    """Parse NODE=MODE arguments. Raises ``CommandError``."""
+def _device_choices(given: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Parse NODE=CHOICE arguments. Raises ``CommandError``."""
     for each in given or ():
-        node, _, mode = each.rpartition("=")
-        if not node or mode not in _MODES:
+        node, _, choice = each.rpartition("=")
+        if not node or choice not in _CHOICES:
             raise CommandError(
-                f"--mode: {each!r} is not NODE=MODE with one of {', '.join(_MODES)}. "
-                "Example: --mode gpu-a=steered",
+                f"--device-choice: {each!r} is not NODE=CHOICE with one of {', '.join(_CHOICES)}. "
+                "Example: --device-choice gpu-a=steered",
                 BAD_INPUT,
             )
-        yield node, mode
+        yield node, choice

@@ -29,7 +29,7 @@ from headroom.planner.study import models_of, run_study
 from headroom.planner.workload import History, Vram, with_workloads
 from headroom.runtime.promql import EVERY_CLUSTER, Queries, check_matchers
 
-MODES = ("counting", "predicted", "steered", "mig")
+DEVICE_CHOICES = ("counting", "predicted", "steered", "mig")
 #: Numbers of replicas to compare by default. Each of them needs a search.
 REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
@@ -84,8 +84,11 @@ def plan(
             "-gpu-a: remove node gpu-a. Can be repeated."
         ),
     ] = None,
-    mode: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(MODES)}. Can be repeated; default: all.")
+    device_choice: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"How GPUs are chosen: {', '.join(DEVICE_CHOICES)}. Can be repeated; default: all."
+        ),
     ] = None,
     replicas: Annotated[
         list[int] | None, typer.Option(help="Replicas of each GPU. Can be repeated.")
@@ -134,7 +137,7 @@ def plan(
         history = _history(files, machines, prometheus, days, labels, queries)
         history = with_workloads(with_recommendations(with_changes(history, changes)))
         sources = _vrams(history, vram, margin)
-        configurations = _configurations(mode, replicas, sources[0], history)
+        configurations = _configurations(device_choice, replicas, sources[0], history)
         if not 1 <= seeds <= _MOST_SEEDS:
             raise BadSettings(f"--seeds {seeds} is not from 1 to {_MOST_SEEDS}. Example: --seeds 5")
         costs = None
@@ -343,12 +346,13 @@ def _vrams(history: History, given: list[str] | None, margin: float) -> list[Vra
 
 
 def _configurations(
-    modes: list[str] | None, replicas: list[int] | None, vram: Vram, history: History
+    choices: list[str] | None, replicas: list[int] | None, vram: Vram, history: History
 ) -> list[Configuration]:
-    for mode in modes or ():
-        if mode not in MODES:
+    for choice in choices or ():
+        if choice not in DEVICE_CHOICES:
             raise BadSettings(
-                f"--mode {mode} is not one of: {', '.join(MODES)}. Example: --mode steered"
+                f"--device-choice {choice} is not one of: {', '.join(DEVICE_CHOICES)}. "
+                "Example: --device-choice steered"
             )
     for count in replicas or ():
         if not 2 <= count <= _MOST_REPLICAS:
@@ -357,17 +361,17 @@ def _configurations(
                 "in the report. Example: --replicas 4"
             )
     found = [
-        Configuration(mode, count, vram)
-        for mode in dict.fromkeys(modes or MODES)
+        Configuration(choice, count, vram)
+        for choice in dict.fromkeys(choices or DEVICE_CHOICES)
         for count in dict.fromkeys(replicas or REPLICAS)
-        if mode != "mig"
+        if choice != "mig"
     ]
-    if "mig" in (modes or MODES):
+    if "mig" in (choices or DEVICE_CHOICES):
         profiles = [each for each in PROFILES if split_by_mig(history.machines, each)]
-        if modes and not profiles:
+        if choices and not profiles:
             raise BadSettings(
-                "--mode mig: no GPU of the cluster supports MIG. Its models: "
-                f"{', '.join(models_of(history.machines))}. Example: --mode steered"
+                "--device-choice mig: no GPU of the cluster supports MIG. Its models: "
+                f"{', '.join(models_of(history.machines))}. Example: --device-choice steered"
             )
         found += [Configuration("mig", 1, vram, profile) for profile in profiles]
     return found

@@ -182,7 +182,7 @@ def plugin_config(configuration: Configuration) -> str:
     """Return the device plugin's ConfigMap for this number of replicas, as YAML."""
     name = config_name(configuration)
     # On steered nodes, a container with several replicas gets different GPUs.
-    rejects = "false" if configuration.mode == "steered" else "true"
+    rejects = "false" if configuration.choice == "steered" else "true"
     return (
         "# Merge it into the ConfigMap that the device plugin uses (Helm value config.name, or\n"
         "# devicePlugin.config.name of the GPU Operator). Drain each node that is to share, and\n"
@@ -213,7 +213,7 @@ def device_choice(configuration: Configuration) -> str:
     """Return the command that sets the device choice on the nodes that share GPUs."""
     return (
         f"kubectl annotate --overwrite node -l nvidia.com/device-plugin.config="
-        f"{config_name(configuration)} {DEVICE_CHOICE}={configuration.mode}"
+        f"{config_name(configuration)} {DEVICE_CHOICE}={configuration.choice}"
     )
 
 

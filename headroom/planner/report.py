@@ -53,8 +53,8 @@ def shown_rows(study: Study, prices: Mapping[str, float] | None) -> list[Shown]:
     for number, row in enumerate(table_rows(study)):
         kind = row.configuration
         # Counting is compared with Headroom, so the two are never in one row.
-        plain = kind.mode in (*WITH_HEADROOM, "counting") and not (kind.one_pool or kind.max_sm)
-        key = (kind.mode == "counting", kind.vram) if plain else (number,)
+        plain = kind.choice in (*WITH_HEADROOM, "counting") and not (kind.one_pool or kind.max_sm)
+        key = (kind.choice == "counting", kind.vram) if plain else (number,)
         alike.setdefault((row.loses_pods, *key, *_cells(study, row, prices)), []).append(row)
     found = [
         Shown(_names(study, rows), _cells(study, rows[0], prices), rows[0])
@@ -69,13 +69,13 @@ def _names(study: Study, rows: Sequence[Row]) -> str:
         return row_name(study, rows[0])
     replicas: dict[str, list[int]] = {}
     for row in rows:
-        replicas.setdefault(row.configuration.mode, []).append(row.configuration.replicas)
-    modes: dict[str, list[str]] = {}
-    for mode, counts in replicas.items():
-        modes.setdefault(runs(sorted(counts)), []).append(mode)
+        replicas.setdefault(row.configuration.choice, []).append(row.configuration.replicas)
+    choices: dict[str, list[str]] = {}
+    for choice, counts in replicas.items():
+        choices.setdefault(runs(sorted(counts)), []).append(choice)
     text = "; ".join(
         f"{counts} replicas, {' or '.join(names).replace('counting', 'counted only')}"
-        for counts, names in modes.items()
+        for counts, names in choices.items()
     )
     return text + _other_vram(study, rows[0])
 
@@ -140,7 +140,7 @@ def next_step_lines(study: Study) -> list[str]:
         return []
     steps = [["Configure the device plugin of the nodes to share:", ""]]
     steps[-1] += plugin_config(best.configuration).splitlines()
-    if best.configuration.mode != "predicted":
+    if best.configuration.choice != "predicted":
         steps.append(["Let Headroom choose the GPU on these nodes:", ""])
         steps[-1].append(device_choice(best.configuration))
     share, stay = advice(study.history, study.vram)
@@ -233,7 +233,7 @@ def _next_steps_data(study: Study) -> dict[str, Any]:
     shared = best.configuration if best and saves(study, best) else None
     return {
         "plugin_config": plugin_config(shared) if shared else None,
-        "device_choice": shared.mode if shared else None,
+        "device_choice": shared.choice if shared else None,
         "annotate": [
             {
                 "workload": each.workload,

@@ -46,7 +46,7 @@ class Configuration:
     """One way to run the cluster."""
 
     #: One of exclusive, counting, predicted, steered and mig.
-    mode: str
+    choice: str
     replicas: int
     vram: Vram
     #: With MIG, the profile of all instances, such as 1g.
@@ -59,7 +59,7 @@ class Configuration:
 
     @property
     def text(self) -> str:
-        match self.mode:
+        match self.choice:
             case "exclusive":
                 return "unshared"
             case "mig":
@@ -69,7 +69,7 @@ class Configuration:
             case _:
                 limit = "" if self.max_sm is None else f", max-sm {self.max_sm} %"
                 pool = ", one pool" if self.one_pool else ""
-                return f"{self.replicas} replicas, {self.mode}{pool}{limit}"
+                return f"{self.replicas} replicas, {self.choice}{pool}{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ def answer(
     machines = shared_machines(today_machines, configuration)
     vram = configuration.vram
     stay, share = split(lives, today_machines, configuration)
-    sharing = Sharing(configuration.replicas, configuration.mode == "steered")
-    by = ByCounting if configuration.mode == "counting" else ByHeadroom
+    sharing = Sharing(configuration.replicas, configuration.choice == "steered")
+    by = ByCounting if configuration.choice == "counting" else ByHeadroom
     needs = [(life, vram.need_bytes(life)) for life in share]
     if configuration.one_pool:
         needs += [(life, None) for life in stay]

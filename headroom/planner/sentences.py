@@ -46,7 +46,7 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
         )
     best = best_row(study.rows)
     if best is None:
-        if any(row.configuration.mode in WITH_HEADROOM for row in study.rows):
+        if any(row.configuration.choice in WITH_HEADROOM for row in study.rows):
             found.append("No configuration with shared GPUs gives the same waiting time.")
     else:
         found.append(_best_sentence(study, best))
@@ -105,7 +105,7 @@ def _gpus(needed: str | None) -> str:
 def _best_sentence(study: Study, row: Row) -> str:
     best, needed = row.configuration, row.gpus_text
     text = (
-        f"Shared by time-slicing with {best.replicas} replicas and {best.mode} placement "
+        f"Shared by time-slicing with {best.replicas} replicas and {best.choice} placement "
         f"(vram from {best.vram.text}), the same work needs {_gpus(needed)}"
     )
     saved = saved_ratio(study, row)
@@ -195,7 +195,7 @@ def _money(study: Study, row: Row, prices: Mapping[str, float]) -> Iterator[str]
 
 
 def _counting(study: Study, best: Row | None) -> Iterator[str]:
-    rows = [row for row in study.rows if row.configuration.mode == "counting"]
+    rows = [row for row in study.rows if row.configuration.choice == "counting"]
     replicas = best.configuration.replicas if best else 0
     same = [row for row in rows if row.configuration.replicas == replicas]
     for row in same or rows[:1]:

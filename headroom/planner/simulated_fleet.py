@@ -62,7 +62,7 @@ def simulation_of(
         for machine in machines:
             simulation.set_replicas(machine.name, sharing.replicas)
             if sharing.steered:
-                simulation.set_mode(machine.name, DeviceChoice.STEERED)
+                simulation.set_device_choice(machine.name, DeviceChoice.STEERED)
     return cluster, simulation
 
 

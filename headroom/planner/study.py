@@ -32,7 +32,7 @@ from headroom.planner.workload import History, Life, Machine, Vram, largest_byte
 #: activity: values of the annotation headroom.gpu/max-sm, in percent.
 COMPETING = 0.01
 LIMITS = (70, 40)
-#: Modes in which Headroom places the pods that share GPUs.
+#: Device choices with which Headroom places the pods that share GPUs.
 WITH_HEADROOM = ("predicted", "steered")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -165,7 +165,7 @@ def run_study(
         if best is not None:
             more = [replace(best.configuration, vram=other) for other in others]
             if _any_exclusive(history, vram):
-                more.append(replace(best.configuration, mode="steered", one_pool=True))
+                more.append(replace(best.configuration, choice="steered", one_pool=True))
             if any(each.contention.competing_ratio > COMPETING for each in best.figures):
                 more += [replace(best.configuration, max_sm=max_sm) for max_sm in LIMITS]
             rows += _rows(history, workers, more, bases, progress)
@@ -210,7 +210,7 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     known = [
         row
         for row in rows
-        if row.configuration.mode in WITH_HEADROOM
+        if row.configuration.choice in WITH_HEADROOM
         and row.configuration.max_sm is None
         and not row.configuration.one_pool
         and row.configuration.vram == rows[0].configuration.vram
@@ -266,12 +266,12 @@ def _remember(history: History) -> None:
 
 def _exclusive_key(configuration: Configuration) -> Configuration:
     """Return a key that is equal for configurations which keep the same pods on unshared nodes."""
-    return replace(configuration, mode="exclusive", replicas=1, max_sm=None)
+    return replace(configuration, choice="exclusive", replicas=1, max_sm=None)
 
 
 def _demand_key(configuration: Configuration) -> Configuration:
     """Return a key that is equal for configurations in which pods take the same GPUs."""
-    return replace(configuration, mode="", max_sm=None, one_pool=False)
+    return replace(configuration, choice="", max_sm=None, one_pool=False)
 
 
 def _prepare(task: tuple[Sequence[Configuration], int]) -> _Seed:
@@ -287,7 +287,7 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     configuration, base = task
     (history,) = _history
     lives = resampled(history, base.seed)
-    if configuration.mode == "exclusive":
+    if configuration.choice == "exclusive":
         pool = unshared_pool(history, lives, base.seed, base.today)
         return _unshared(base.today, pool)
     if configuration.one_pool:

@@ -150,7 +150,10 @@ def test_a_wrong_value_is_described_in_words(fleet: Asked, path: str, detail: st
         ({"pod": []}, "body pod: there is no such field; did you mean pods?. Example: "),
         ({"drain": "gpu-a"}, "body drain: 'gpu-a' is not a list. Example: "),
         ({"pods": [{"count": "many"}]}, "body pods.0.count: 'many' is not a whole number. "),
-        ({"modes": {"gpu-a": "quick"}}, "body modes.gpu-a: 'quick' is not 'predicted', "),
+        (
+            {"device_choices": {"gpu-a": "quick"}},
+            "body device_choices.gpu-a: 'quick' is not 'predicted', ",
+        ),
     ],
 )
 def test_a_wrong_field_is_described_in_words(fleet: Asked, body: object, detail: str) -> None:

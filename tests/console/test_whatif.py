@@ -135,13 +135,13 @@ def test_a_steered_node_takes_a_pod_that_the_plugin_could_misplace() -> None:
     asked = Asked(NOW_S, state_of(*seen(kube_node("n"), report)))
     body: dict[str, Any] = {"pods": [{"vram": "8Gi"}]}
     assert ask(asked, **body)["placed"] == 0
-    (placed,) = ask(asked, **body, modes={"n": "steered"})["placements"]
+    (placed,) = ask(asked, **body, device_choices={"n": "steered"})["placements"]
     assert (placed["node"], placed["devices"]) == ("n", ["A"])
 
 
 def test_a_steered_node_takes_pods_one_after_another(asked: Asked) -> None:
     body: dict[str, Any] = {"pods": [{"vram": "11Gi", "count": 5}]}
-    shown = ask(asked, **body, modes={"b": "steered"})
+    shown = ask(asked, **body, device_choices={"b": "steered"})
     assert nodes(shown) == [(f"default/asked-0-{number}", "b") for number in range(4)]
     on = [device for each in shown["placements"] for device in each["devices"]]
     assert sorted(on) == ["B0", "B0", "B1", "B1"]
@@ -258,12 +258,16 @@ def test_a_manifest_for_a_foreign_scheduler_is_not_placed(
         ({"add": [{"like": "nowhere"}]}, 422, "body add.like: node nowhere has"),
         ({"replicas": {"nowhere": 2}}, 422, "body replicas: node nowhere has"),
         ({"replicas": {"b": 0}}, 422, "body replicas.b: 0 is not from 1 to"),
-        ({"modes": {"nowhere": "gated"}}, 422, "body modes: node nowhere has no known GPUs"),
-        ({"modes": {"a": "any"}}, 422, "body modes.a: "),
         (
-            {"replicas": {"b": 1}, "modes": {"b": "steered"}},
+            {"device_choices": {"nowhere": "gated"}},
             422,
-            "body modes.b: steered, but no device of b is shared",
+            "body device_choices: node nowhere has no known GPUs",
+        ),
+        ({"device_choices": {"a": "any"}}, 422, "body device_choices.a: "),
+        (
+            {"replicas": {"b": 1}, "device_choices": {"b": "steered"}},
+            422,
+            "body device_choices.b: steered, but no device of b is shared",
         ),
         ({"release": ["default/unknown"]}, 422, "pod default/unknown holds no GPU"),
         ([], 422, "Example: "),
@@ -322,7 +326,9 @@ whatifs = st.fixed_dictionaries(
         ),
         "drain": st.lists(names, max_size=2),
         "replicas": st.dictionaries(names, st.integers(1, 9), max_size=2),
-        "modes": st.dictionaries(names, st.sampled_from(["predicted", "gated", "steered"])),
+        "device_choices": st.dictionaries(
+            names, st.sampled_from(["predicted", "gated", "steered"])
+        ),
         "add": st.lists(st.fixed_dictionaries({"like": names}), max_size=2),
         "release": st.lists(st.sampled_from(["default/a", "default/b", "x/y"]), max_size=2),
     },

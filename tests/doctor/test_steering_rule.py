@@ -48,8 +48,8 @@ def test_the_pods_and_bytes_that_steering_would_place_are_reported() -> None:
     assert found(*pending("16Gi", "16Gi", "16Gi")) == [
         "advice: a, b: 3 pending pods with 48.0 GiB wait although a GPU has enough free memory for "
         "each of them, because the device plugin chooses the device; steering 2 nodes would place "
-        f"2 of them (32.0 GiB). To do: begin with one node: {COMMAND}; docs/concepts/modes.md "
-        "compares the modes."
+        f"2 of them (32.0 GiB). To do: begin with one node: {COMMAND}; "
+        "docs/concepts/device-choice.md compares the choices."
     ]
 
 
@@ -57,7 +57,7 @@ def test_one_node_and_one_pod_are_described_in_the_singular() -> None:
     assert found(*pending("16Gi"), names=("a",)) == [
         "advice: a: 1 pending pod with 16.0 GiB waits although a GPU has enough free memory for "
         "it, because the device plugin chooses the device; steering 1 node would place it. To do: "
-        f"{COMMAND}; docs/concepts/modes.md compares the modes."
+        f"{COMMAND}; docs/concepts/device-choice.md compares the choices."
     ]
 
 

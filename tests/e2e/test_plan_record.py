@@ -99,7 +99,17 @@ def test_lifetimes_and_peaks_are_recorded_and_used_in_a_plan(
     assert (recording.nodes.keys(), nodes) == (set(cluster.names), {(2, 24 * GIB)})
     assert recording.gaps == []
 
-    few = ["--mode", "steered", "--replicas", "4", "--seeds", "1", "--processes", "1", "--json"]
+    few = [
+        "--device-choice",
+        "steered",
+        "--replicas",
+        "4",
+        "--seeds",
+        "1",
+        "--processes",
+        "1",
+        "--json",
+    ]
     answer = CliRunner().invoke(app, ["plan", "--recording", str(file), *few])
     assert answer.exit_code == 0, answer.stderr
     data = json.loads(answer.stdout)

@@ -37,8 +37,12 @@ _PATHS = (
 _WHATIFS: tuple[object, ...] = (
     {"pods": [{"vram": "2Gi", "count": 9}, {"vram": "25%"}], "replicas": {BAD: 2}},
     {"drain": [BAD]},
-    {"release": [f"bad/{BAD}"], "modes": {BAD: "gated"}},
-    {"modes": {BAD: "steered"}, "add": [{"like": BAD}], "pods": [{"vram": "1Gi", "count": 20}]},
+    {"release": [f"bad/{BAD}"], "device_choices": {BAD: "gated"}},
+    {
+        "device_choices": {BAD: "steered"},
+        "add": [{"like": BAD}],
+        "pods": [{"vram": "1Gi", "count": 20}],
+    },
 )
 _VIEWS = *((path, None) for path in _PATHS), *(("whatif", asked) for asked in _WHATIFS)
 #: Seconds on the world's clock after which a new world is started. This limits how many inputs

@@ -84,7 +84,7 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     large = ("whatif", "--pods", "2", "--vram", "15Gi", *drained)
     # The last pod could get either GPU of the node, and each GPU would then have 15 GiB more.
     assert run(server.debug, *large).stdout.startswith("2 of 3 pods are placed; ")
-    steered = run(server.debug, *large, "--mode", "shared-0001=steered").stdout
+    steered = run(server.debug, *large, "--device-choice", "shared-0001=steered").stdout
     on = re.findall(r" on GPU-shared-0001-(\d)$", steered, re.MULTILINE)
     assert (len(on), set(on)) == (3, {"0", "1"})
 
@@ -93,8 +93,14 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     ("arguments", "message"),
     [
         (("--replicas", "shared-0000"), "Example: --replicas gpu-a=4"),
-        (("--mode", "shared-0000=magic"), "is not NODE=MODE with one of predicted, gated"),
-        (("--mode", "whole=steered"), "--mode whole: steered, but no device of whole is share"),
+        (
+            ("--device-choice", "shared-0000=magic"),
+            "is not NODE=CHOICE with one of predicted, gated",
+        ),
+        (
+            ("--device-choice", "whole=steered"),
+            "--device-choice whole: steered, but no device of whole is share",
+        ),
         (
             ("--drain", "nowhere"),
             "--drain: node nowhere has no known GPUs; kubectl headroom top lists the known nodes",

@@ -190,16 +190,16 @@ def test_what_if_shows_placements(readings: Looked) -> None:
     goes = page.get_by_role("table", name="Placements")
     expect(goes.get_by_role("row").filter(has_text="team-a/runs")).to_contain_text("l4-0000")
     expect(goes.get_by_role("row").filter(has_text="asked-0-1")).to_contain_text("h100")
-    page.get_by_label("Modes to change").fill("h100=steered")
+    page.get_by_label("Device choices to change").fill("h100=steered")
     page.get_by_role("button", name="What if?").click()
     steered = page.get_by_role("row").filter(has_text="asked-0-1")
     expect(steered).to_contain_text("GPU-h100-")
-    page.get_by_label("Modes to change").fill("h100:steered")
+    page.get_by_label("Device choices to change").fill("h100:steered")
     page.get_by_role("button", name="What if?").click()
     expect(page.locator("#answer")).to_have_text(
         "h100:steered is not NODE=MODE. Example: gpu-a=steered"
     )
-    page.get_by_label("Modes to change").fill("")
+    page.get_by_label("Device choices to change").fill("")
     page.get_by_label("Nodes to add").fill("h100")
     page.get_by_role("button", name="What if?").click()
     expect(page.locator("#answer")).to_have_text("h100 is not NODE=COUNT. Example: gpu-a=2")
@@ -224,7 +224,7 @@ def test_what_if_compares_the_cluster_before_and_after_each_kind_of_change(
         "2 pods would not fit: default/asked-0-8, default/asked-0-9. 59 nodes: "
     )
     page.get_by_label("Pods to add").fill("13")
-    page.get_by_label("Modes to change").fill("l4-0001=steered")
+    page.get_by_label("Device choices to change").fill("l4-0001=steered")
     page.keyboard.press("Enter")
     expect(rows.nth(2)).to_contain_text("+5")
     expect(page.locator("#answer")).to_contain_text("default/asked-0-10 and 2 more. ")
@@ -234,7 +234,11 @@ def test_what_if_compares_the_cluster_before_and_after_each_kind_of_change(
     # `kubectl headroom whatif` prints the same words and figures.
     asked = {
         "pods": [{"count": 13, "vram": "60Gi", "gpus": 1}],
-        **{"drain": ["l4-0000"], "replicas": {"l4-0002": 8}, "modes": {"l4-0001": "steered"}},
+        **{
+            "drain": ["l4-0000"],
+            "replicas": {"l4-0002": 8},
+            "device_choices": {"l4-0001": "steered"},
+        },
     }
     printed = tables.before_and_after(server.debug_post("/v1/whatif", asked).json()).rows
     shown = [row.get_by_role("cell").all_inner_texts() for row in rows.all()[1:]]

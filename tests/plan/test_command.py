@@ -52,7 +52,17 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
 
 def test_a_history_of_less_than_a_day_is_described_as_short(files: tuple[Path, Path]) -> None:
     pods, _ = files
-    few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--vram", "peaks", "--json")
+    few = (
+        "--replicas",
+        "4",
+        "--device-choice",
+        "counting",
+        "--seeds",
+        "1",
+        "--vram",
+        "peaks",
+        "--json",
+    )
     lines = pods.read_text().splitlines()
     for end, when in ((5, "At one moment, 4 pods"), (9, "Over less than a day, 8 pods")):
         pods.write_text("\n".join(lines[:end]) + "\n")
@@ -70,7 +80,7 @@ def test_ranges_cover_all_replays(files: tuple[Path, Path], tmp_path: Path) -> N
     at = 28 * HOUR_S
     more = [f"more-{n},web,1,-1,5120,0.25,{at},{at},{at + 3000}" for n in range(3)]
     pods.write_text(pods.read_text() + "\n".join(more) + "\n")
-    few = ("--replicas", "4", "--mode", "steered", "--seeds", "4")
+    few = ("--replicas", "4", "--device-choice", "steered", "--seeds", "4")
     data = json.loads(run(files, *few, "--html", str(html), "--json")[1])
     unshared = [each["gpus"] for each in data["configurations"][0]["replays"]]
     assert unshared[0] == 8  # Seven concurrent pods on nodes with two GPUs.
@@ -96,7 +106,7 @@ def test_a_saving_that_only_some_replays_have_starts_at_0(tmp_path: Path) -> Non
         generated.Row(f"stay-{n}", "stay", 1, 44_000, 0.1, 0, 8 * generated.DAY_S) for n in range(3)
     ]
     files = generated.write(tmp_path, [*stay, *generated.rows(8, 108, 0.1)], 9)
-    few = ("--replicas", "4", "--mode", "predicted", "--vram", "pod-peaks", "--seeds", "2")
+    few = ("--replicas", "4", "--device-choice", "predicted", "--vram", "pod-peaks", "--seeds", "2")
     once = json.loads(run(files, *few, "--seeds", "1", "--json")[1])
     low, high = once["configurations"][0]["gpus_range"]
     assert low < high
@@ -151,10 +161,10 @@ def test_the_page_has_all_figures_and_loads_no_other_file(
     # Four pods of 12 GiB on two GPUs. The name of the workload is escaped.
     pods.write_text(pods.read_text().replace(",5120,", ",12000,").replace(",train,", ",<b>train,"))
     html = tmp_path / "report.html"
-    few = ("--replicas", "2", "--mode", "predicted", "--seeds", "1", "--json")
+    few = ("--replicas", "2", "--device-choice", "predicted", "--seeds", "1", "--json")
     run(files, *few, "--html", str(html))
     assert "Next steps" not in _Page(html.read_text()).words  # No GPU is saved.
-    few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--json")
+    few = ("--replicas", "4", "--device-choice", "counting", "--seeds", "1", "--json")
     data = json.loads(run(files, *few, "--html", str(html))[1])
     page = _Page(html.read_text())
     assert page.open == []
@@ -190,7 +200,7 @@ def test_next_steps_are_sorted_by_the_memory_gained(
     ]
     pods.write_text(pods.read_text() + "\n".join(more) + "\n")
     html = tmp_path / "report.html"
-    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--vram", "peaks")
+    few = ("--replicas", "4", "--device-choice", "steered", "--seeds", "1", "--vram", "peaks")
     steps = json.loads(run(files, *few, "--json", "--html", str(html))[1])["next_steps"]
     assert [(each["workload"], each["pods"]) for each in steps["annotate"]] == [
         ("web", 48),
@@ -221,7 +231,7 @@ def test_next_steps_are_sorted_by_the_memory_gained(
 @pytest.mark.slow
 def test_contention_is_shown_with_an_sm_limit_and_its_price(files: tuple[Path, Path]) -> None:
     pods, _ = files
-    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--vram", "peaks")
+    few = ("--replicas", "4", "--device-choice", "steered", "--seeds", "1", "--vram", "peaks")
     pods.write_text(pods.read_text().replace(",0.25,", ",0.2,"))  # Four pods use 0.8 of a GPU.
     data = json.loads(run(files, *few, "--json")[1])
     found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
@@ -254,7 +264,7 @@ def test_contention_is_shown_with_an_sm_limit_and_its_price(files: tuple[Path, P
 
 @pytest.mark.slow
 def test_two_processes_compute_the_same_figures(files: tuple[Path, Path]) -> None:
-    few = ("--replicas", "2", "--mode", "steered", "--seeds", "2", "--json")
+    few = ("--replicas", "2", "--device-choice", "steered", "--seeds", "2", "--json")
     assert run(files, *few)[1] == run(files, *few, "--processes", "2")[1]
 
 
@@ -279,7 +289,7 @@ def test_pods_that_need_almost_a_whole_gpu_stay_exclusive(files: tuple[Path, Pat
     pods, _ = files
     pods.write_text(pods.read_text().replace(",5120,", ",18000,"))
     data = json.loads(
-        run(files, "--replicas", "4", "--mode", "counting", "--seeds", "1", "--json")[1]
+        run(files, "--replicas", "4", "--device-choice", "counting", "--seeds", "1", "--json")[1]
     )
     assert data["exclusive_workloads"] == [
         {"workload": "web", "reason": "needs 19.5 GiB"},
@@ -291,7 +301,7 @@ def test_pods_that_need_almost_a_whole_gpu_stay_exclusive(files: tuple[Path, Pat
 
 @pytest.mark.slow
 def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
-    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
+    few = ("--replicas", "4", "--device-choice", "steered", "--seeds", "1", "--json")
     narrow = json.loads(run(files, *few)[1])
     wide = json.loads(run(files, *few, "--margin", "60")[1])  # 8 GiB, so two on a GPU
     assert narrow["configurations"][1]["replays"][0]["gpus"] == 4
@@ -302,7 +312,7 @@ def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
 
 @pytest.mark.slow
 def test_requests_from_other_sources_are_compared(files: tuple[Path, Path]) -> None:
-    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
+    few = ("--replicas", "4", "--device-choice", "steered", "--seeds", "1", "--json")
     data = json.loads(run(files, *few, "--vram", "peaks", "--vram", "recommendations")[1])
     found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
     assert list(found)[:3] == [

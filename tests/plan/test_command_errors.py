@@ -55,7 +55,7 @@ def test_errors_in_files_name_file_line_and_column(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mode", "magic"], "predicted, steered, mig. Example: --mode steered"),
+        (["--device-choice", "magic"], "predicted, steered, mig. Example: --device-choice steered"),
         (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
         (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
         (

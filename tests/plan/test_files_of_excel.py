@@ -106,7 +106,17 @@ def test_skipped_rows_are_named_with_the_reason(files: tuple[Path, Path]) -> Non
         "Skipped 1 node without a GPU: cpu-1 (line 7).",
     )
     assert replace(found, skipped=(), assumptions=expected.assumptions) == expected
-    few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--vram", "peaks", "--json")
+    few = (
+        "--replicas",
+        "4",
+        "--device-choice",
+        "counting",
+        "--seeds",
+        "1",
+        "--vram",
+        "peaks",
+        "--json",
+    )
     sentences = json.loads(run(files, *few)[1])["sentences"]
     assert sentences[1:4] == list(found.skipped)
 
@@ -127,7 +137,7 @@ def test_a_peak_above_every_gpu_is_named_and_refused_if_no_pod_is_left(
 ) -> None:
     pods, _ = files
     head, first, second, *_ = pods.read_text().splitlines()
-    few = ("--replicas", "4", "--mode", "counting", "--seeds", "1")
+    few = ("--replicas", "4", "--device-choice", "counting", "--seeds", "1")
     pods.write_text("\n".join([head, first.replace("5120", "900000"), second]) + "\n")
     code, text, error = run(files, *few, "--json")
     assert (code, error) == (0, "")
@@ -149,7 +159,17 @@ def test_a_request_above_every_gpu_does_not_hide_what_unshared_gpus_need(
 ) -> None:
     pods, _ = files
     pods.write_text(pods.read_text().replace(",-1,5120,", ",24000,5120,"))
-    few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--vram", "requests", "--json")
+    few = (
+        "--replicas",
+        "4",
+        "--device-choice",
+        "counting",
+        "--seeds",
+        "1",
+        "--vram",
+        "requests",
+        "--json",
+    )
     rows = json.loads(run(files, *few)[1])["configurations"]
     assert [each["replays"][0]["gpus"] for each in rows] == [6, 6]
 

@@ -94,7 +94,7 @@ def files(tmp_path: Path, nodes: list[str]) -> list[str]:
 
 def test_layouts_are_compared_and_pods_that_fit_on_no_instance_keep_a_gpu(tmp_path: Path) -> None:
     nodes = [f"h{n},1,H100,{H100_MIB}" for n in range(20)]
-    found = CliRunner().invoke(app, [*files(tmp_path, nodes), "--mode", "mig"])
+    found = CliRunner().invoke(app, [*files(tmp_path, nodes), "--device-choice", "mig"])
     assert found.exit_code == 0, found.stderr
     data = json.loads(found.stdout)
     gpus = {each["configuration"]: each["replays"][0]["gpus"] for each in data["configurations"]}
@@ -111,7 +111,7 @@ def test_layouts_are_compared_and_pods_that_fit_on_no_instance_keep_a_gpu(tmp_pa
 def test_models_without_mig_take_only_unshared_pods(tmp_path: Path) -> None:
     nodes = [f"l{n},1,L40S,46068" for n in range(20)]
     nodes += [f"h{n},1,H100,{H100_MIB}" for n in range(20)]
-    found = CliRunner().invoke(app, [*files(tmp_path, nodes), "--mode", "mig"])
+    found = CliRunner().invoke(app, [*files(tmp_path, nodes), "--device-choice", "mig"])
     data = json.loads(found.stdout)
     by_name = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
     assert by_name["MIG 1g"]["models"] == {"H100": 2, "L40S": 1}
@@ -123,9 +123,9 @@ def test_models_without_mig_take_only_unshared_pods(tmp_path: Path) -> None:
 
 def test_a_cluster_without_mig_capable_gpus_gives_an_error_or_a_note(tmp_path: Path) -> None:
     arguments = files(tmp_path, [f"l{n},1,L40S,46068" for n in range(20)])
-    found = CliRunner().invoke(app, [*arguments, "--mode", "mig"])
+    found = CliRunner().invoke(app, [*arguments, "--device-choice", "mig"])
     assert found.exit_code == 2
     assert found.stderr == (
-        "headroom: --mode mig: no GPU of the cluster supports MIG. Its models: L40S. Example: "
-        "--mode steered\n"
+        "headroom: --device-choice mig: no GPU of the cluster supports MIG. Its models: L40S. "
+        "Example: --device-choice steered\n"
     )

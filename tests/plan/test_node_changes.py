@@ -10,7 +10,7 @@ from tests.plan.small_history import NODES, files, run
 
 __all__ = ["files"]
 GIB = 1 << 30
-FEW = ("--replicas", "2", "--mode", "counting", "--seeds", "1", "--vram", "peaks")
+FEW = ("--replicas", "2", "--device-choice", "counting", "--seeds", "1", "--vram", "peaks")
 
 
 def planned(files: tuple[Path, Path], *more: str) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def test_a_pod_that_needs_the_new_gpu_leaves_its_remaining_memory_to_others(
         "2",
         "--seeds",
         "1",
-        "--mode",
+        "--device-choice",
         "predicted",
         "--vram",
         "peaks",

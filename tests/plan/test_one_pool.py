@@ -115,7 +115,7 @@ def test_the_study_adds_one_pool_only_if_pods_need_gpus_of_their_own() -> None:
 
 
 def test_the_report_compares_one_pool(files: tuple[Path, Path]) -> None:
-    arguments = ("--mode", "steered", "--replicas", "4", "--seeds", "1")
+    arguments = ("--device-choice", "steered", "--replicas", "4", "--seeds", "1")
     code, told, _ = run(files, *arguments)
     assert code == 0
     words = " ".join(told.split())

@@ -34,7 +34,17 @@ def test_the_report_contains_the_pods_of_the_played_day(
         pytest.skip(f"needs a real Prometheus: {err}")
     monkeypatch.setattr(kube_state_metrics, "series", series)
     given = ["--days", "1", "--nodes", str(NODES), "--scale", str(SCALE), "--seed", str(SEED)]
-    plan = ["--mode", "counting", "--replicas", "4", "--vram", "peaks", "--seeds", "1", "--json"]
+    plan = [
+        "--device-choice",
+        "counting",
+        "--replicas",
+        "4",
+        "--vram",
+        "peaks",
+        "--seeds",
+        "1",
+        "--json",
+    ]
     found = CliRunner().invoke(app, ["played", *given, *plan])
     printed, error = capfd.readouterr()
     assert found.exit_code == 0, error

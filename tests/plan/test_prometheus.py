@@ -121,7 +121,7 @@ def test_the_window_and_the_nodes_can_be_limited(filled: Filled) -> None:
 
 
 def test_a_report_is_computed_from_prometheus(filled: Filled) -> None:
-    given = ["plan", "--prometheus", filled.url, "--mode", "steered", "--replicas", "4"]
+    given = ["plan", "--prometheus", filled.url, "--device-choice", "steered", "--replicas", "4"]
     found = CliRunner().invoke(app, [*given, "--seeds", "1", "--processes", "1", "--json"])
     assert found.exit_code == 0, found.stderr
     data = json.loads(found.stdout)

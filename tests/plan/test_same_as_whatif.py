@@ -50,7 +50,7 @@ def rejected_by_whatif(asked: Asked, replicas: int, mode: str) -> int:
     body = {
         "drain": ["old"],
         "replicas": dict.fromkeys(NEW, replicas),
-        "modes": dict.fromkeys(NEW, mode),
+        "device_choices": dict.fromkeys(NEW, mode),
     }
     answer = asked.post("/v1/whatif", body)
     assert answer.status_code == 200, answer.text
@@ -62,7 +62,7 @@ def rejected_by_whatif(asked: Asked, replicas: int, mode: str) -> int:
 def waiting_in_plan(asked: Asked, replicas: int, mode: str, folder: Path, pods: int) -> int:
     file = folder / "snapshot.json"
     file.write_bytes(asked.get("/v1/snapshot").content)
-    change = ("--nodes", "-old", "--replicas", str(replicas), "--mode", mode)
+    change = ("--nodes", "-old", "--replicas", str(replicas), "--device-choice", mode)
     few = ("--vram", "requests", "--seeds", "1", "--processes", "1", "--json")
     found = CliRunner().invoke(app, ["plan", "--snapshot", str(file), *change, *few])
     assert found.exit_code == 0, found.stderr

@@ -13,7 +13,7 @@ const GROUPS = {
   "Nodes": [
     ["drain", "Nodes to drain", {placeholder: "gpu-a, gpu-b"}],
     ["replicas", "Replicas to change", {placeholder: "gpu-a=4"}, "NODE=COUNT for each of its GPUs. 1: not shared."],
-    ["modes", "Modes to change", {placeholder: "gpu-a=steered"}, "NODE=predicted, gated or steered."],
+    ["device_choices", "Device choices to change", {placeholder: "gpu-a=steered"}, "NODE=predicted, gated or steered."],
     ["add", "Nodes to add", {placeholder: "gpu-a=2"}, "NODE=COUNT of idle nodes like this node."],
   ],
 };
@@ -62,7 +62,7 @@ export function whatif(view, _, state) {
   return {refresh: async () => {}, close: () => { asks += 1; }};
 }
 
-/** Return the body of the request. Throws an Error with its input if a field is not NODE=COUNT or NODE=MODE. */
+/** Return the body of the request. Throws an Error with its input if a field is not NODE=COUNT or NODE=CHOICE. */
 function asked(form) {
   const value = id => form.querySelector(`#${id}`).value.trim();
   const list = id => value(id).split(/[\s,]+/).filter(Boolean);
@@ -76,7 +76,7 @@ function asked(form) {
   return {
     pods: count ? [{count, vram: value("vram"), gpus: Number(value("gpus"))}] : [],
     drain: list("drain"), release: list("release"), replicas: Object.fromEntries(counts("replicas")),
-    modes: Object.fromEntries(pairs("modes", /^(.+)=(\w+)$/, "NODE=MODE. Example: gpu-a=steered")),
+    device_choices: Object.fromEntries(pairs("device_choices", /^(.+)=(\w+)$/, "NODE=CHOICE. Example: gpu-a=steered")),
     add: counts("add").map(([like, count]) => ({like, count})),
   };
 }

@@ -116,7 +116,7 @@ def _check_limits(asked: WhatifAsked) -> None:
         "add": (sum(some.count for some in asked.add), MOST_NODES),
         "drain": (len(asked.drain), MOST_NODES),
         "replicas": (len(asked.replicas), MOST_NODES),
-        "modes": (len(asked.modes), MOST_NODES),
+        "device_choices": (len(asked.device_choices), MOST_NODES),
         "release": (len(asked.release), MOST_PODS),
     }
     for where, (count, limit) in counts.items():
@@ -176,13 +176,14 @@ def _apply_changes(cluster: Cluster, simulation: Simulation, asked: WhatifAsked)
             raise _no_node("replicas", node) from err
         except ValueError as err:
             raise HTTPException(422, f"body replicas.{node}: {count}, but {err}") from err
-    for node, choice in asked.modes.items():
+    for node, choice in asked.device_choices.items():
         try:
-            simulation.set_mode(node, choice)
+            simulation.set_device_choice(node, choice)
         except KeyError as err:
-            raise _no_node("modes", node) from err
+            raise _no_node("device_choices", node) from err
         except ValueError as err:
-            raise HTTPException(422, f"body modes.{node}: {choice.value}, but {err}") from err
+            detail = f"body device_choices.{node}: {choice.value}, but {err}"
+            raise HTTPException(422, detail) from err
     for new in asked.add:
         try:
             changes.added.extend(simulation.add(new.like, new.count))

@@ -18,8 +18,8 @@ class NodesAdded(StrictModel):
 
 
 class WhatifAsked(StrictModel):
-    """Changes are applied in this order: release, drain, replicas, modes, add. Then the pods of
-    drained nodes are placed, and then ``pods`` in the given order."""
+    """Changes are applied in this order: release, drain, replicas, device_choices, add. Then
+    the pods of drained nodes are placed, and then ``pods`` in the given order."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -37,7 +37,7 @@ class WhatifAsked(StrictModel):
         default_factory=dict,
         description="Node name -> new number of replicas of each of its devices; 1: not shared.",
     )
-    modes: dict[str, DeviceChoice] = Field(
+    device_choices: dict[str, DeviceChoice] = Field(
         default_factory=dict,
         description="Node name -> new value of its annotation headroom.gpu/device-choice.",
     )

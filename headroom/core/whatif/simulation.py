@@ -284,10 +284,10 @@ class Simulation:
         self._put(name, replace(held.reporting(status), repaired=True))
 
     def steer(self, name: str) -> None:
-        """Steer all shared devices of the node. Raises the errors of ``set_mode``."""
-        self.set_mode(name, DeviceChoice.STEERED)
+        """Steer all shared devices of the node. Raises the errors of ``set_device_choice``."""
+        self.set_device_choice(name, DeviceChoice.STEERED)
 
-    def set_mode(self, name: str, choice: DeviceChoice) -> None:
+    def set_device_choice(self, name: str, choice: DeviceChoice) -> None:
         """Change how devices of the node are chosen, like an agent whose node has the annotation.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``

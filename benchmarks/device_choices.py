@@ -1,6 +1,6 @@
-"""Places the same pods in each mode, with a real kube-scheduler, and shows why the others wait.
+"""Places the same pods with each device choice and a real kube-scheduler, and shows why some wait.
 
-    python -m benchmarks.modes [--mode predicted] [--nodes 40] [--pods 300] [--seed 1]
+    python -m benchmarks.device_choices [--choice predicted] [--nodes 40] [--pods 300] [--seed 1]
 
 It runs a real etcd, API server and kube-scheduler, and the extender as shipped. 40 Node objects
 have four time-sliced GPUs of 24 GiB with four replicas each. All pods are created together and none
@@ -46,7 +46,7 @@ from tests.standin.lots import Drawn
 from tests.standin.node import StandIn, pod_of
 from tests.standin.plugin import Settings
 
-MODES = ("observe", "predicted", "gated", "steered")
+CHOICES = ("observe", "predicted", "gated", "steered")
 SHAPE = Shape(gpus=4, memory_bytes=24 * GIB, replicas=4)
 SIZES_GIB = (4, 6, 8, 10, 12, 16, 20)
 #: Seconds without a bind. kube-scheduler retries a rejected pod after at most 10 s.
@@ -65,18 +65,18 @@ class Started:
     request_bytes: int
 
 
-class ModeNodes(Nodes):
-    """Nodes whose pods get devices as in ``mode``."""
+class ChoiceNodes(Nodes):
+    """Nodes whose pods get devices as in ``choice``."""
 
-    def __init__(self, cluster: PlayedCluster, mode: str, seed: int) -> None:
+    def __init__(self, cluster: PlayedCluster, choice: str, seed: int) -> None:
         super().__init__(cluster.plane, cluster.names, SHAPE, seed)
-        self._mode = mode
+        self._mode = choice
         self._chance = random.Random(seed)
         self._plugin = Plugin(
             allocation_policy="distributed",
             device_list_strategy="envvar",
             topology_manager_policy="none",
-            steered=[RESOURCE] if mode == "steered" else [],
+            steered=[RESOURCE] if choice == "steered" else [],
             steering_permitted=True,
         )
         world = WorldShape(1, SHAPE.gpus, SHAPE.memory_bytes, SHAPE.replicas, "distributed")
@@ -186,11 +186,11 @@ def _checkpoint(stand_in: StandIn) -> list[tuple[str, Ids]]:
     return [(entry.uid, entry.replicas) for entry in written.entries] if written else []
 
 
-def sized(mode: str, name: str, size_gib: int) -> dict[str, Any]:
-    """Return a pod for nodes of this mode."""
+def sized(choice: str, name: str, size_gib: int) -> dict[str, Any]:
+    """Return a pod for nodes of this choice."""
     pod = pod_manifest(f"{size_gib}Gi")
     pod["metadata"]["name"] = name
-    if mode == "gated":
+    if choice == "gated":
         pod["spec"]["initContainers"] = [gate_container("headroom-agent")]
     return pod
 
@@ -216,30 +216,30 @@ class Outcome:
     example: Sequence[str]
 
 
-def run(mode: str, nodes: int, sizes_gib: Sequence[int], seed: int) -> Outcome:
-    """Place the pods on nodes of this mode."""
+def run(choice: str, nodes: int, sizes_gib: Sequence[int], seed: int) -> Outcome:
+    """Place the pods on nodes of this choice."""
     with control_plane() as plane:
         cluster = PlayedCluster(plane, nodes, SHAPE)
         cluster.nodes.close()
-        cluster.nodes = there = ModeNodes(cluster, mode, seed)
+        cluster.nodes = there = ChoiceNodes(cluster, choice, seed)
         try:
             cluster.create()
-            if mode != "observe":
-                chosen = {"metadata": {"annotations": {DEVICE_CHOICE: mode}}}
+            if choice != "observe":
+                chosen = {"metadata": {"annotations": {DEVICE_CHOICE: choice}}}
                 for name in cluster.names:
                     plane.call("PATCH", f"/api/v1/nodes/{name}", chosen)
-            observes = {"mode": "observe"} if mode == "observe" else {}
+            observes = {"mode": "observe"} if choice == "observe" else {}
             cluster.start_scheduler(cluster.start_extender(settings=observes))
             cluster.settle()
             for number, size_gib in enumerate(sizes_gib):
-                plane.call("POST", PODS, sized(mode, f"pod-{number:03}", size_gib))
+                plane.call("POST", PODS, sized(choice, f"pod-{number:03}", size_gib))
             _play(cluster, there)
             return _outcome(cluster, there, nodes)
         finally:
             cluster.close()
 
 
-def _play(cluster: PlayedCluster, there: ModeNodes) -> None:
+def _play(cluster: PlayedCluster, there: ChoiceNodes) -> None:
     """Act as kubelets and agents until nothing changes any more."""
     began_s = beat_s = quiet_since_s = time.monotonic()
     bound: set[str] = set()
@@ -258,7 +258,7 @@ def _play(cluster: PlayedCluster, there: ModeNodes) -> None:
         time.sleep(POLL_S)
 
 
-def _outcome(cluster: PlayedCluster, there: ModeNodes, nodes: int) -> Outcome:
+def _outcome(cluster: PlayedCluster, there: ChoiceNodes, nodes: int) -> Outcome:
     pods = cluster.pods()
     pending = [pod for pod in pods if not pod["spec"].get("nodeName")]
     whole_bytes = nodes * SHAPE.gpus * SHAPE.memory_bytes
@@ -294,9 +294,9 @@ def _outcome(cluster: PlayedCluster, there: ModeNodes, nodes: int) -> Outcome:
     )
 
 
-def row(mode: str, outcome: Outcome) -> str:
+def row(choice: str, outcome: Outcome) -> str:
     cells = [
-        mode,
+        choice,
         f"{outcome.bound}",
         f"{len(outcome.waiting)} ({gib(sum(outcome.waiting))})" if outcome.waiting else "0",
         f"{outcome.used_ratio:.1%}",
@@ -321,15 +321,15 @@ def explained(outcome: Outcome) -> Iterator[str]:
 
 
 def main(
-    mode: Annotated[list[str] | None, typer.Option(help=f"One of: {', '.join(MODES)}.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help=f"One of: {', '.join(CHOICES)}.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of 4 GPUs of 24 GiB.")] = 40,
     pods: Annotated[int, typer.Option(min=1)] = 300,
     seed: int = 1,
 ) -> None:
-    """Print one row for each mode, and then why the other pods wait."""
-    for each in mode or ():
-        if each not in MODES:
-            raise typer.BadParameter(f"mode {each!r} is not one of: {', '.join(MODES)}")
+    """Print one row for each choice, and then why the other pods wait."""
+    for each in choice or ():
+        if each not in CHOICES:
+            raise typer.BadParameter(f"mode {each!r} is not one of: {', '.join(CHOICES)}")
     built("etcd", "kube-apiserver", "kube-scheduler")
     chance = random.Random(seed)
     sizes_gib = [chance.choice(SIZES_GIB) for _ in range(pods)]
@@ -338,11 +338,11 @@ def main(
         f"{nodes * SHAPE.gpus} GPUs and {gib(nodes * SHAPE.gpus * SHAPE.memory_bytes)}, seed {seed}"
     )
     found = {}
-    for each in mode or MODES:
+    for each in choice or CHOICES:
         found[each] = run(each, nodes, sizes_gib, seed)
         typer.echo(row(each, found[each]), err=True)
     typer.echo(
-        "| mode | bound | wait | memory used | free | devices overcommitted "
+        "| choice | bound | wait | memory used | free | devices overcommitted "
         "| pods without memory | rejected by the kubelet |"
     )
     typer.echo("|---" * 8 + "|")
