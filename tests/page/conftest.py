@@ -80,6 +80,8 @@ def browser() -> Iterator[Browser]:
 @starts_processes
 def server() -> Iterator[Server]:
     with serving(FLEET) as started:
+        # kube-scheduler offers every class of GPUs, or prices would prefer the class that it omits.
+        ask(started, "runs", "7Gi", ["l4-0000", "h100"])
         place(started, "runs", "7Gi", "l4-0000")
         ask(started, "large", "90Gi", ["l4-0000", "l4-0001", "h100"])
         outsider = {
