@@ -28,7 +28,9 @@ def test_a_contradiction_and_a_missing_fact_are_reported() -> None:
     assert "../README.md: Kueue is missing" in missing
 
 
-@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if re.search(r"real\s+GPU", text)])
+@pytest.mark.parametrize(
+    "page", [name for name, text in PAGES.items() if re.search(r"real\s+GPU", text)]
+)
 def test_pages_that_name_real_gpus_link_to_what_ran_there(page: str) -> None:
     if page == facts.FAQ:
         (section,) = re.findall(r"## Is it ready for production\?\n(.*)", PAGES[page], re.DOTALL)
