@@ -64,7 +64,7 @@ def _selecting(made: Pod, selector: dict[str, str]) -> Pod:
 @given(st.permutations(range(5)), st.integers(0, 5), st.integers(0, 2))
 def test_rows_are_counted_by_class(order: list[int], known: int, unknown: int) -> None:
     snap = fleet()
-    found = market(snap, {})
+    found = market(snap, {}, 0)
     assert found is not None
     rows = np.array([*order[:known], *[-1] * unknown], np.int64)
     large = sum(row == 0 for row in rows)
@@ -172,7 +172,7 @@ def test_prices_change_with_demand_and_are_computed_rarely() -> None:
     for number in range(2000):
         see(usual, snap, wants(f"p{number}", "32Gi" if number % 2 else "8Gi"))
         markets.add(usual.market)
-    assert len(markets) < 8  # A few computations at the beginning, and then no more changes.
+    assert len(markets) < 16  # A few computations at the beginning, and then no more changes.
     before = usual.market
     for number in range(2000):
         see(usual, snap, wants(f"q{number}", "8Gi"))
@@ -185,7 +185,7 @@ def test_the_number_of_recorded_pods_is_limited() -> None:
         see(usual, snap, wants(f"p{number}", "8Gi", {"n": str(number)}))
     assert len(usual.offered) == MOST_SELECTORS
     many = build([node(f"n{i}", SMALL + i * GIB) for i in range(3 * MOST_CLASSES)])
-    found = market(many, {})
+    found = market(many, {}, 0)
     assert found is not None
     assert len(found.sizes) <= MOST_CLASSES
 
@@ -213,8 +213,12 @@ def test_a_node_that_moves_to_another_row_keeps_its_class() -> None:
     assert set(usual.mix.demand) == {(OF_SMALL, OF_LARGE), (OF_LARGE,)}
 
 
+#: The recorded demand decides the prices alone.
+MANY_PODS = 10**9
+
+
 def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
-    found = market(snap, demand)
+    found = market(snap, demand, MANY_PODS)
     assert found is not None
     return found
 

@@ -182,6 +182,6 @@ def test_memory_that_compute_instances_share_counts_once_in_sums() -> None:
     assert snap.node_headroom_bytes.tolist() == [20 * GIB - 1]  # Thirds are rounded down.
     assert snap.node_memory_bytes.tolist() == [20 * GIB - 1]
     assert Table.after(snap).snapshot().node_memory_bytes.tolist() == [20 * GIB - 1]
-    found = market(snap, {})
+    found = market(snap, {}, 0)
     assert found is not None
     assert found.mean_bytes == pytest.approx(10 * GIB)

@@ -43,6 +43,9 @@ MOST_DEVICES, WIDTHS = 127, 8
 WIDTH_OF = np.array([devices.bit_length() for devices in range(MOST_DEVICES + 1)], np.int64)
 #: Number of later pods after which the demand of a pod has half of its weight.
 HALF_LIFE_PODS = 2000
+#: Number of pods after which recorded demand counts half. With fewer pods, prices are nearer to 1,
+#: because a few pods say little about the demand of a cluster.
+HALF_KNOWN_PODS = 20
 #: Maximum number of sets of classes for which demand is recorded. If there are more, the set with
 #: the least demand is dropped.
 MOST_SETS = 32
@@ -177,9 +180,9 @@ def prices(demand: Mapping[Classes, float], sizes: Rows, left_bytes: Rows) -> Pr
     return found
 
 
-def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
+def market(snap: Snapshot, demand: Mapping[Classes, float], pods: int) -> Market | None:
     """Return the classes and prices of the snapshot's nodes, or None if there is no allocatable
-    memory."""
+    memory. ``pods`` is the number of pods in ``demand``."""
     unit_bytes = CLASS_BYTES
     sizes = _sizes(snap, unit_bytes)
     while len(np.unique(sizes)) > MOST_CLASSES:
@@ -199,7 +202,9 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
     free_bytes = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
     mean_bytes = max(1.0, float(capacity_bytes.sum()) / memories)
     left_bytes = free_bytes + LEFT_AT_LEAST * capacity_bytes
-    return Market(unit_bytes, classes, prices(demand, classes, left_bytes), mean_bytes)
+    known = pods / (pods + HALF_KNOWN_PODS)
+    by_demand = 1 + known * (prices(demand, classes, left_bytes) - 1)
+    return Market(unit_bytes, classes, by_demand, mean_bytes)
 
 
 def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
@@ -300,7 +305,7 @@ class DemandTracker:
         return None if counts[-1] else counts[:-1] > 0
 
     def _update_prices(self, snap: Snapshot) -> None:
-        now = market(snap, self.mix.demand)
+        now = market(snap, self.mix.demand, self._pods)
         if now is None or self.market is None or _differs(now, self.market):
             self.market = now
 
