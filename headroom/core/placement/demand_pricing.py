@@ -44,7 +44,7 @@ WIDTH_OF = np.array([devices.bit_length() for devices in range(MOST_DEVICES + 1)
 #: Number of later pods after which the demand of a pod has half of its weight.
 HALF_LIFE_PODS = 2000
 #: Number of pods after which recorded demand counts half. With fewer pods, prices are nearer to 1,
-#: because a few pods say little about the demand of a cluster.
+#: because a few pods are a small sample of the demand.
 HALF_KNOWN_PODS = 20
 #: Maximum number of sets of classes for which demand is recorded. If there are more, the set with
 #: the least demand is dropped.
