@@ -1,5 +1,5 @@
 """Checks the permissions that the installation grants, with SubjectAccessReviews of a real API
-server, and compares them with the table in docs/operate/security.md.
+server, and compares them with the table in docs/design/security.md.
 """
 
 import json
@@ -172,7 +172,7 @@ def named(kinds: str, text: str) -> Iterator[tuple[str, str]]:
 
 def table() -> set[tuple[str, str]]:
     """Return the kind and name of each object in the table."""
-    page = (ROOT / "docs/operate/security.md").read_text()
+    page = (ROOT / "docs/design/security.md").read_text()
     (rows,) = re.findall(r"\| objects \|.*\n\|---\|---\|\n((?:\|.*\n)+)", page)
     kinds = r"(?:[A-Z][a-z]+(?:[A-Z][a-z]+)*)"
     group = re.compile(rf"({kinds}(?: and {kinds})?) (`[^`]+`(?:(?:, | and )`[^`]+`)*)")

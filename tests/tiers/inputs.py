@@ -51,7 +51,7 @@ DECLARED: dict[str, tuple[str, ...]] = {
         (MANIFESTS, BINARIES),
     ),
     "tests/deploy/test_gitops.py": (MANIFESTS, FOREIGN, BINARIES),
-    "tests/deploy/test_rights.py": (MANIFESTS, FOREIGN, BINARIES, "docs/operate/security.md"),
+    "tests/deploy/test_rights.py": (MANIFESTS, FOREIGN, BINARIES, "docs/design/security.md"),
     "tests/gobin/test_build.py": (BINARIES,),
     "tests/helm/test_helm.py": (BINARIES,),
     **dict.fromkeys(
