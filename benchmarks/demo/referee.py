@@ -109,6 +109,12 @@ class Referee:
         self._not_admitted.clear()
         return [place for place in landed if place is not None]
 
+    def ended(self, pod: str) -> None:
+        """Release the replicas and the memory of an admitted pod that ended."""
+        for devices in self._nodes.values():
+            for device in devices:
+                device.held = [each for each in device.held if each[0] != pod]
+
     def _admit(self, bound: _Bound) -> Landed | None:
         devices = self._nodes[bound.node]
         if sum(device.gpu.replicas - len(device.held) for device in devices) < bound.devices:

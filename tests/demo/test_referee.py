@@ -76,6 +76,16 @@ def test_a_device_without_a_free_replica_is_never_picked() -> None:
     assert referee.verdict(0).turned_away == {"seventh"}
 
 
+def test_a_pod_that_ended_leaves_its_replica_and_memory_to_the_next_pod() -> None:
+    referee = Referee({"n": [Gpu(24 * GIB, 1)]}, 1)
+    referee.bound("first", "n", 1, 20 * GIB)
+    referee.admit()
+    referee.ended("first")
+    referee.bound("second", "n", 1, 20 * GIB)
+    assert [place.pod for place in referee.admit()] == ["second"]
+    assert referee.verdict(0).devices_overcommitted == 0
+
+
 def test_a_pod_of_several_gpus_takes_distinct_unshared_devices() -> None:
     referee = Referee({"n": [Gpu(16 * GIB, 1)] * 8}, 3)
     referee.bound("two", "n", 2, None)
