@@ -33,8 +33,17 @@ class NotPermitted(CommandError):
 #: Exit statuses: the object does not exist; an error on the command line; any other failure of the
 #: debug API.
 NOT_THERE, BAD_INPUT, UNREACHABLE = 1, 2, 3
-#: Query parameters whose option on the command line has another name.
+#: Query parameters of which an error may name the value, and whose option on the command line has
+#: another name.
+_PARAMETERS = frozenset(
+    ("pod", "node", "against", "decision", "since", "limit", "count", "held", "hours", "namespace")
+)
 _OPTIONS = {"count": "gpus"}
+#: Views whose command has the pod as its argument.
+_OF_POD = ("score", "explain", "defrag")
+#: Views that are printed by a command with another name.
+_COMMANDS = {"nodes": "top", "pods": "top pod", "events": "log", "explain": "why"}
+_VIEW = re.compile(r"\bGET /v1/(\w+)(?:\?(\S+))?")
 #: Fields in the body of a what-if whose option on the command line has another name.
 _BODY_OPTIONS = {
     "pods": "pods",
@@ -170,11 +179,14 @@ def _target(path: tuple[str, ...], query: Mapping[str, str | int | bool | None])
 def _detail(answer: Any, target: str, status: int) -> str:
     """Return the detail of the problem+json, or the HTTP status if the answer has no detail."""
     detail = answer.get("detail") if isinstance(answer, dict) else None
-    return _with_options(detail) if isinstance(detail, str) else f"{target} returned {status}"
+    if not isinstance(detail, str):
+        return f"{target} returned {status}"
+    return _with_options(detail, target.removeprefix("/v1/").partition("?")[0])
 
 
-def _with_options(detail: str) -> str:
-    """Return the message with parameters replaced by the options of the command line."""
+def _with_options(detail: str, view: str) -> str:
+    """Return the message of a view with parameters replaced by the options of the command line, and
+    views by commands."""
     if found := _FIELD.match(detail):
         by_node = found[1].startswith(("replicas", "device_choices"))
         field, _, node = found[1].partition(".") if by_node else (found[1], "", "")
@@ -182,11 +194,37 @@ def _with_options(detail: str) -> str:
         rest = detail[found.end() :].replace(f"annotation {VRAM}: ", "")
         detail = f"{option}: {rest}".replace(f"Example: {VRAM}: ", f"Example: {option} ")
     detail = detail.replace("body manifest: ", "--filename: ")
-    detail = detail.replace("; GET /v1/nodes lists", "; kubectl headroom top lists")
-    for name in re.findall(r"\bquery (\w+): ", detail):
-        option = "--" + _OPTIONS.get(name, name).replace("_", "-")
-        detail = detail.replace(f"query {name}: ", f"{option}: ").replace(f"{name}=", f"{option} ")
-    return detail
+    detail = _VIEW.sub(lambda found: _command(found[1], found[2] or ""), detail)
+    what, example, values = detail.partition(" Example: ")
+    if "query " in what:
+        values = " ".join(_options(word, view) for word in values.split(" "))
+    what = re.sub(r"\bquery (\w+)", lambda found: _option(found[1], view), what)
+    return f"{what}{example}{values}"
+
+
+def _command(view: str, query: str) -> str:
+    """Return the command that prints a view with the parameters of a query string."""
+    options = _options(query, view)
+    return f"kubectl headroom {_COMMANDS.get(view, view)}{f' {options}' if options else ''}"
+
+
+def _options(word: str, view: str) -> str:
+    """Return a query string as the options of the command that prints the view. Other words stay as
+    they are."""
+    pairs = [pair.partition("=") for pair in word.split("&")]
+    if not all(equals and name in _PARAMETERS for name, equals, _ in pairs):
+        return word
+    return " ".join(
+        value if name == "pod" and view in _OF_POD else f"{_option(name, view)} {value}"
+        for name, _, value in pairs
+    )
+
+
+def _option(name: str, view: str) -> str:
+    """Return the option of the command line, or POD if it is the argument of the command."""
+    if name == "pod" and view in _OF_POD:
+        return "POD"
+    return "--" + _OPTIONS.get(name, name).replace("_", "-")
 
 
 def _exit_code(status: int) -> int:

@@ -113,7 +113,7 @@ def test_invalid_queries_are_rejected_with_a_message(state: ClusterWriter) -> No
         (
             "pod=default/new&free_node=true",
             422,
-            "query pod: cannot be combined with free_node; remove one of them",
+            "query pod: cannot be combined with query free_node; remove one of them",
         ),
     ):
         answer = asked.get(f"/v1/defrag?{query}")

@@ -8,10 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from headroom.console.views.requested_pods import new_not_tried, of_manifest
+from headroom.contract.annotations import SCHEDULER
 from headroom.contract.decision import decision_id
-from headroom.contract.kube import NodeSpec, SchedulingGate, Taint
+from headroom.contract.kube import Namespace, NodeSpec, ObjectMeta, SchedulingGate, Taint
 from headroom.contract.reasons import Reason
-from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen
 from headroom.core.journal.decision_records import TERMS, Candidate, Candidates, Ranked
 from headroom.core.journal.journal import Decision
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
@@ -184,6 +186,26 @@ def test_a_pod_that_does_not_exist_yet_is_ranked_like_an_existing_pod(fleet: Ask
         assert (answer.status_code, message in answer.json()["detail"]) == (422, True), answer.text
 
 
+def test_a_new_pod_without_a_scheduler_is_tried_because_the_webhook_sets_the_scheduler() -> None:
+    asked = Asked()
+    label = {SCHEDULER: "none"}
+    exempt = Namespace(metadata=ObjectMeta(name="exempt", labels=label))
+    asked.writer.apply([NamespaceSeen(exempt)])
+    for namespace, scheduler, note in (
+        ("default", None, ""),
+        ("default", "default-scheduler", ""),
+        ("default", "headroom", ""),
+        ("default", "volcano", "spec.schedulerName is volcano, which is not known to call"),
+        ("exempt", None, "spec.schedulerName is default-scheduler, which is not known to call"),
+    ):
+        metadata = {"namespace": namespace}
+        manifest = {"metadata": metadata, "spec": {"schedulerName": scheduler}}
+        new = of_manifest(manifest, "body manifest", "new")
+        found = new_not_tried(asked.cluster, new, ["headroom"])
+        end = " Headroom; set spec.schedulerName: headroom" if note else ""
+        assert found == f"{note}{end}", (namespace, scheduler)
+
+
 def test_a_past_decision_shows_the_recorded_terms_of_its_nodes(fleet: Asked) -> None:
     body = fleet.get("/v1/score?pod=default/waits&decision=last").json()
     assert (body["source"], body["decided_at"][:19]) == ("decision", "1970-01-01T00:00:00")
@@ -218,7 +240,7 @@ def test_a_past_decision_says_how_many_nodes_are_not_on_record(fleet: Asked) -> 
     other = fleet.get(f"/v1/score?pod=default/waits&decision={which}")
     assert (other.status_code, "no longer on record" in other.json()["detail"]) == (404, True)
     both = fleet.get("/v1/score?pod=default/many&decision=last&node=idle")
-    assert (both.status_code, "remove node" in both.json()["detail"]) == (422, True)
+    assert (both.status_code, "remove query node" in both.json()["detail"]) == (422, True)
 
 
 def test_a_record_with_fewer_numbers_than_nodes_is_read_as_far_as_it_goes() -> None:

@@ -142,3 +142,75 @@ def test_a_list_in_several_pages_is_read_to_its_end() -> None:
         "/v1/nodes?search=a+b&continue=2",
         "/v1/nodes?search=a+b&continue=4",
     ]
+
+
+class Rejecting:
+    """A transport whose debug API rejects every request with one message."""
+
+    name, hint = "debug API", "start it"
+
+    def __init__(self, detail: str) -> None:
+        self._detail = detail
+
+    @contextmanager
+    def open(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[Response]:
+        answer = BytesIO(json.dumps({"detail": self._detail}).encode())
+        yield cast(Response, urllib3.HTTPResponse(answer, status=422, preload_content=False))
+
+
+@pytest.mark.parametrize(
+    ("view", "detail", "shown"),
+    [
+        (
+            "score",
+            "query decision: a decision on record has only the ranking; remove query node. "
+            "Example: pod=e2e/none&decision=last",
+            "--decision: a decision on record has only the ranking; remove --node. "
+            "Example: e2e/none --decision last",
+        ),
+        (
+            "score",
+            "query against: also name the other node. Example: node=gpu-a&against=gpu-2",
+            "--against: also name the other node. Example: --node gpu-a --against gpu-2",
+        ),
+        (
+            "score",
+            "decision x about pod e2e/none is unknown or no longer on record; "
+            "GET /v1/decisions?pod=e2e/none lists its decisions",
+            "decision x about pod e2e/none is unknown or no longer on record; "
+            "kubectl headroom decisions --pod e2e/none lists its decisions",
+        ),
+        (
+            "decisions",
+            "query since: '5x' is neither a time nor an age. Example: since=15m or since=2026-11-21",
+            "--since: '5x' is neither a time nor an age. Example: --since 15m or --since 2026-11-21",
+        ),
+        (
+            "decisions",
+            "query pod: 'a/b/c' is not namespace/name. Example: pod=default/train-0",
+            "--pod: 'a/b/c' is not namespace/name. Example: --pod default/train-0",
+        ),
+        (
+            "defrag",
+            "query pod: cannot be combined with query free_node; remove one of them",
+            "POD: cannot be combined with --free-node; remove one of them",
+        ),
+        (
+            "capacity",
+            "query vram: 'x' names no container. Example: main=8Gi,cache=2Gi",
+            "--vram: 'x' names no container. Example: main=8Gi,cache=2Gi",
+        ),
+        (
+            "idle",
+            "node a has no report; GET /v1/nodes lists the nodes and the age of their reports",
+            "node a has no report; kubectl headroom top lists the nodes and the age of their "
+            "reports",
+        ),
+    ],
+)
+def test_errors_name_options_and_commands_of_the_plugin(view: str, detail: str, shown: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        DebugApi(cast(Transport, Rejecting(detail))).get(view)
+    assert str(caught.value) == shown

@@ -126,7 +126,9 @@ def defrag(
     if node and node not in snap.row_of:
         raise unknown_node(node)
     if pod and free_node:
-        raise HTTPException(422, "query pod: cannot be combined with free_node; remove one of them")
+        raise HTTPException(
+            422, "query pod: cannot be combined with query free_node; remove one of them"
+        )
     quotas = _Quotas(context)
     movers = Movers(
         context.cluster, snap, context.monotonic_s(), context.schedulers(), quotas.exceeded

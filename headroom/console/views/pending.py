@@ -281,10 +281,13 @@ def verdict_of(
     return verdict, message
 
 
-def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
+def not_tried(
+    pod: Pod, asked: bool, schedulers: Sequence[str], fix: str = "create the pod again with"
+) -> tuple[str, str] | None:
     """Return verdict and message if no scheduler that calls Headroom tries the pod, otherwise None.
 
-    ``asked`` is whether a filter call for the pod is on record.
+    ``asked`` is whether a filter call for the pod is on record. ``fix`` is the verb phrase before
+    the scheduler to set.
     """
     if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
         they_are = "it is" if len(gates) == 1 else "they are"
@@ -294,8 +297,8 @@ def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, st
         )
     if not asked and (scheduler := scheduler_of(pod)) not in schedulers:
         return "other_scheduler", (
-            f"spec.schedulerName is {scheduler}, which is not known to call Headroom; create "
-            f"the pod again with spec.schedulerName: {schedulers[0]}"
+            f"spec.schedulerName is {scheduler}, which is not known to call Headroom; "
+            f"{fix} spec.schedulerName: {schedulers[0]}"
         )
     return None
 

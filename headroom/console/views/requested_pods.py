@@ -22,6 +22,7 @@ from headroom.contract.kube import (
     Toleration,
 )
 from headroom.core.cluster.cluster import Cluster
+from headroom.core.journal.journal import STOCK_SCHEDULER, scheduler_of
 from headroom.core.placement.request import Unreadable, VramRequest
 
 #: Namespace of hypothetical pods.
@@ -143,7 +144,7 @@ def new_pods(
 
     Raises ``HTTPException`` 422.
     """
-    where, why = f"body pods.{number}", None
+    where, why = f"body pods.{number}", ""
     if asked.manifest is None:
         name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
         pod = made_up(name, asked.vram, asked.gpus, resource, asked.policy)
@@ -153,7 +154,7 @@ def new_pods(
                 422, f"{where}: the manifest contains the size; remove all other fields but count"
             )
         pod = of_manifest(asked.manifest, f"{where}.manifest", f"asked-{number}")
-        why = not_tried(pod, False, schedulers)
+        why = new_not_tried(cluster, pod, schedulers)
     request = understood(cluster, pod, where)
     if asked.manifest is None:
         request = of_size(request)
@@ -161,7 +162,21 @@ def new_pods(
         # Each pod needs its own uid, because the uid decides between equal scores.
         suffix = f"-{n}" if asked.count > 1 else ""
         one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
-        yield NewPod(one, pod, None, why[1] if why else "", asked.manifest is not None)
+        yield NewPod(one, pod, None, why, asked.manifest is not None)
+
+
+def new_not_tried(cluster: Cluster, pod: Pod, schedulers: Sequence[str]) -> str:
+    """Return why no scheduler that calls Headroom will try a pod that does not exist yet, or an
+    empty string if one will.
+
+    When the pod is created, the webhook sets the scheduler if the pod names none, except in a
+    namespace that is exempt.
+    """
+    set_by_webhook = scheduler_of(pod) == STOCK_SCHEDULER and not cluster.namespaces.are_exempt(
+        pod.metadata.namespace
+    )
+    found = not_tried(pod, set_by_webhook, schedulers, "set")
+    return found[1] if found else ""
 
 
 def of_manifest(manifest: Mapping[str, Any], where: str, name: str) -> Pod:

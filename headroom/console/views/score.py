@@ -27,6 +27,7 @@ from headroom.console.views.ranked_nodes import Ranked, RankingBody
 from headroom.console.views.recorded_ranking import recorded_ranking
 from headroom.console.views.requested_pods import (
     StrictModel,
+    new_not_tried,
     of_manifest,
     of_size,
     pod_named,
@@ -143,7 +144,7 @@ def score(
         if node or against:
             raise HTTPException(
                 422,
-                "query decision: a decision on record has only the ranking; remove "
+                "query decision: a decision on record has only the ranking; remove query "
                 f"{'node' if node else 'against'}. Example: pod={pod}&decision=last",
             )
         return encoded(recorded_ranking(context, snap, (namespace, name), decision, page))
@@ -176,11 +177,11 @@ def score_of_new_pod(
 ) -> Response:
     """Rank all nodes for a pod that does not exist yet, or explain one node, like GET. Nothing is
     created. The answer does not include changes that the webhook would make to the pod, except its
-    gate."""
+    gate and its scheduler."""
     pod = of_manifest(asked.manifest, "body manifest", "new")
     request = of_size(understood(context.cluster, pod, "body manifest"))
-    untried = not_tried(pod, False, context.schedulers())
-    new = _Asked(pod, request, untried[1] if untried else None, ("ResourceQuotas",))
+    untried = new_not_tried(context.cluster, pod, context.schedulers())
+    new = _Asked(pod, request, untried or None, ("ResourceQuotas",))
     return _scored(context, new, snap, sees, page, node, against)
 
 
@@ -209,7 +210,7 @@ def _scored(
         )
     if against and against == node:
         raise HTTPException(
-            422, f"query against: {against} is also the value of node; name two nodes"
+            422, f"query against: {against} is also the value of query node; name two nodes"
         )
     eligible = eligible_nodes(pod, snap, cluster.node)
     about = {

@@ -238,9 +238,13 @@ class Journal:
         return self.of_uid(self._uid_of.get((namespace, name), ""))
 
 
+#: The API server's default for ``spec.schedulerName``.
+STOCK_SCHEDULER = "default-scheduler"
+
+
 def scheduler_of(pod: Pod) -> str:
     """Return the pod's scheduler name, truncated to the maximum length of names in Kubernetes."""
-    return (pod.spec.scheduler_name or "default-scheduler")[:253]
+    return (pod.spec.scheduler_name or STOCK_SCHEDULER)[:253]
 
 
 def pod_bytes(pod: Pod) -> int:
