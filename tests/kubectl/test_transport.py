@@ -184,8 +184,8 @@ class Rejecting:
         ),
         (
             "decisions",
-            "query since: '5x' is neither a time nor an age. Example: since=15m or since=2026-11-21",
-            "--since: '5x' is neither a time nor an age. Example: --since 15m or --since 2026-11-21",
+            "query since: '5x' is not an age. Example: since=15m or since=2026-11-21",
+            "--since: '5x' is not an age. Example: --since 15m or --since 2026-11-21",
         ),
         (
             "decisions",
