@@ -31,12 +31,14 @@ RESERVED = {"llm": 8, "chat": 8, "embed": 4}
 UUID = "GPU-5e8a1b2c-0000-0000-0000-000000000000"
 
 
-def report(llm: float, chat: float, version: str) -> GPUNode:
+def report(llm: float, chat: float, version: str, rogue: float = 0, process: float = 0) -> GPUNode:
     used = {"llm": llm, "chat": chat, "embed": 2.0}
     rows = [
         use(f"u-{who}", UUID, int(gib * GIB), replica=f"{UUID}::{n}", namespace="ml", name=who)
         for n, (who, gib) in enumerate(used.items())
     ]
+    if rogue:
+        rows.append(use("u-rogue", UUID, int(rogue * GIB), namespace="other", name="rogue"))
     held = {
         f"u-{who}": msgspec.structs.replace(
             since(reservation({UUID: gib * GIB}, name=who)), namespace="ml"
@@ -44,7 +46,14 @@ def report(llm: float, chat: float, version: str) -> GPUNode:
         for who, gib in RESERVED.items()
     }
     return gpunode(
-        shared(UUID, index=0, free=1, allocated=3, used_bytes=int(sum(used.values()) * GIB)),
+        shared(
+            UUID,
+            index=0,
+            free=1,
+            allocated=3,
+            used_bytes=int((sum(used.values()) + rogue + process) * GIB),
+            unattributed_bytes=int(process * GIB),
+        ),
         name="gpu-a",
         reservations=held,
         pods=rows,
@@ -81,11 +90,12 @@ class Incident:
         pods = [PodSeen(running(who)) for who in RESERVED]
         self.asked.writer.apply([NodeSeen(kube_node("gpu-a")), *pods])
 
-    def at(self, now_s: float, llm: float, chat: float) -> None:
-        """Report the use of llm and chat in GiB."""
+    def at(self, now_s: float, llm: float, chat: float, **others: float) -> None:
+        """Report the use of llm and chat, of a pod ``rogue`` without a reservation, and of a
+        ``process`` of no known pod, in GiB."""
         self._version += 1
         self.asked.now_s = now_s
-        gpunode = report(llm, chat, str(self._version))
+        gpunode = report(llm, chat, str(self._version), **others)
         self.asked.writer.apply([GPUNodeSeen(gpunode, now_s)])
         self.asked.writer.apply([TimePassed(now_s)])
 

@@ -78,8 +78,9 @@ KINDS: Mapping[EventKind, str] = {
     "`message` gives the amounts",
     "overuse_ended": "the pod no longer uses more than it reserved",
     "overcommit_began": "`message` states by how much and because of which pods; `namespace` "
-    "and `name` are the pod with the largest overuse",
-    "overcommit_ended": "`message` states by how much it was overcommitted, and when",
+    "and `name` are the pod with the most memory that it did not reserve",
+    "overcommit_ended": "`message` states by how much it was overcommitted, and when; if other "
+    "pods or processes are the cause now, `overcommit_began` follows",
     "report_lost": "no heartbeat for `stale_after_s`",
     "report_returned": "a heartbeat after `report_lost`",
     "device_unhealthy": "`message` gives the reason",

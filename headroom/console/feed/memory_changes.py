@@ -44,18 +44,24 @@ class MemoryChanges:
         for key, span in now.items():
             was = before.get(key)
             was_open, is_open = was is not None and was.ended_s is None, span.ended_s is None
-            if was_open == is_open:
+            if was_open and is_open and was is not None and was.began_s != span.began_s:
+                # Other pods or processes are the cause now.
+                self._publish_span(span.earlier[0] if span.earlier else was)
+            elif was_open == is_open:
                 continue
-            crowding = crowding_of_device(self._cluster, span)
-            worst = next(iter(span.worst.overusing), None)
-            self._feed.publish(
-                "overcommit_began" if is_open else "overcommit_ended",
-                node=span.worst.node,
-                device=span.worst.device,
-                namespace=worst.namespace if worst else "",
-                name=worst.name if worst else "",
-                message=crowding.sentence(everything),
-            )
+            self._publish_span(span)
+
+    def _publish_span(self, span: OvercommittedSpan) -> None:
+        crowding = crowding_of_device(self._cluster, span)
+        largest = next(iter(crowding.over.takers), None)
+        self._feed.publish(
+            "overcommit_began" if crowding.is_present else "overcommit_ended",
+            node=crowding.over.node,
+            device=crowding.over.device,
+            namespace=largest.namespace if largest else "",
+            name=largest.name if largest else "",
+            message=crowding.sentence(everything),
+        )
 
     def _check_overuse(self) -> None:
         before = self._overuses

@@ -18,14 +18,14 @@ class OvercommittedView(View):
     gpu: str
     """Name of the device, as in the list of nodes."""
     excess_bytes: int
-    """The largest excess meanwhile."""
+    """The present excess, or the largest excess if the overcommitment has ended."""
     since: Time
     until: Time | None
     """Null while the device is overcommitted."""
     own: bool
-    """Whether the pod itself uses more than it reserved on the device."""
+    """Whether the pod itself uses memory of the device that it did not reserve."""
     message: str
-    """By how much, since when, and which pods use more than they reserved."""
+    """By how much, since when, and which pods use memory that they did not reserve."""
 
 
 class FailedContainerView(View):

@@ -116,12 +116,18 @@ def timeline(
 
 def _crowded(context: Context, uid: str, sees: Sees) -> Iterator[EntryView]:
     """Yield when the devices of the pod became overcommitted, and when this ended."""
-    for each in crowdings_of(context.cluster, uid):
+    found = crowdings_of(context.cluster, uid)
+    began = {(*each.over.key, each.began_s) for each in found}
+    ended = {(*each.over.key, each.ended_s) for each in found}
+    for crowding in found:
+        each = crowding.at_worst()
         where = f"{each.gpu} of node {each.over.node}"
         excess = gib(each.over.excess_bytes, up=True)
-        message = f"{where} became overcommitted, by up to {excess}: {each.causes(sees)}"
+        is_same = (*each.over.key, each.began_s) in ended
+        became = "is still overcommitted" if is_same else "became overcommitted"
+        message = f"{where} {became}, by up to {excess}: {each.causes(sees)}"
         yield EntryView(at=stamp(each.began_s), kind="overcommitted", message=message)
-        if each.ended_s is not None:
+        if each.ended_s is not None and (*each.over.key, each.ended_s) not in began:
             message = f"{where} is no longer overcommitted"
             yield EntryView(at=stamp(each.ended_s), kind="relieved", message=message)
 

@@ -5,7 +5,7 @@ starts late or misses the change still reports it. The key of a notice is the sa
 and differs for each occurrence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,17 +118,16 @@ def _overcommitted_nodes(state: Cluster) -> Iterator[Notice]:
             if (pod := state.pod(holder.uid)) is not None and _is_unreserved(pod, over.node)
         ]
         processes = _unattributed(state, over) if over.unattributed_bytes else []
+        to_list = f"to list: kubectl headroom top pod -A --search {over.node}"
         causes = [
             # Events on nodes are in namespace default, and their readers may not read other pods.
-            f"{_count(unreserved)} without a reservation (to list: kubectl headroom top pod -A "
-            f"--search {over.node})"
-            if unreserved
-            else "",
+            f"{_count(unreserved)} without a reservation ({to_list})" if unreserved else "",
             f"{gib(over.unattributed_bytes, up=True)} used by processes outside of known pods "
             f"({_some([f'{each.command} {each.pid}' for each in processes])})"
             if over.unattributed_bytes
             else "",
-            f"{gib(over.unreserved_pods_bytes, up=True)} used by pods without a reservation there"
+            f"{gib(over.unreserved_pods_bytes, up=True)} used by "
+            f"{_count(over.unreserved)} without a reservation ({to_list})"
             if over.unreserved_pods_bytes
             else "",
         ]
@@ -137,6 +136,7 @@ def _overcommitted_nodes(state: Cluster) -> Iterator[Notice]:
         # Name only the largest process, because small processes start and exit often, and each of
         # them would be a new occurrence.
         causers = sorted(pod.metadata.uid for pod in unreserved)
+        causers += [each.uid for each in over.unreserved[:1]]
         causers += [f"pid {each.pid}" for each in processes[:1]]
         yield Notice(
             _node_subject(node),
@@ -216,7 +216,7 @@ def _node_subject(node: Node) -> Subject:
     return Subject("Node", "", node.metadata.name, node.metadata.uid)
 
 
-def _count(pods: list[Pod]) -> str:
+def _count(pods: Sequence[object]) -> str:
     return "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
 
 

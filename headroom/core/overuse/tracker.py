@@ -12,9 +12,10 @@ because many pods use more memory during their start than later.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction
+from headroom.contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, OveruseEviction
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder
+from headroom.core.placement.unreserved_pods import unreserved_pods
 from headroom.core.tracker import Tracker, WeighedNode
 
 #: Seconds for which a pod is skipped after its eviction was rejected.
@@ -23,9 +24,12 @@ REJECTED_FOR_S = 30.0
 ENDED_FOR_S, MAX_ENDED = 3600.0, 1000
 #: Maximum number of pods that a span names. Above it, the span forgets the pods that have left.
 MAX_SPAN_PODS = 1000
-#: A device that becomes overcommitted again within this number of seconds was overcommitted all the
-#: time. A pod that crashes and starts again frees memory for a moment.
+#: A device that becomes overcommitted again within this number of seconds, by the same pods or
+#: processes, was overcommitted all the time. A pod that crashes and starts again frees memory for a
+#: moment.
 MERGED_WITHIN_S = 60.0
+#: Maximum number of earlier spans of a device that are remembered.
+MAX_EARLIER_SPANS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,10 @@ def _overuses(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overuse]:
                 )
 
 
+#: The cause of an overcommitment by processes outside of known pods.
+UNATTRIBUTED = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Overcommit:
     """The overcommitment of one device of one node."""
@@ -176,6 +184,8 @@ class Overcommit:
     unreserved_pods_bytes: int = 0
     #: Measured use by processes outside of known pods.
     unattributed_bytes: int = 0
+    #: The pods that use the device without a reservation, largest first.
+    unreserved: tuple[Holder, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -187,13 +197,39 @@ class Overcommit:
         over = (each for each in self.holders if _excess_bytes(each) > 0)
         return sorted(over, key=lambda each: (-_excess_bytes(each), each.uid))
 
+    @property
+    def takers(self) -> list[Holder]:
+        """Return the pods that use more than they reserved, and the pods without a reservation. The
+        pod with the most memory that is not reserved comes first."""
+        found = (*self.overusing, *self.unreserved)
+        return sorted(found, key=lambda each: (-_excess_bytes(each), each.uid))
+
+    @property
+    def main_causes(self) -> frozenset[str]:
+        """Return the uids of the pods that take at least half as much as the largest cause. The
+        causes include ``UNATTRIBUTED``."""
+        taken = {each.uid: _excess_bytes(each) for each in self.takers}
+        taken[UNATTRIBUTED] = self.unattributed_bytes
+        most = max(taken.values())
+        return frozenset(cause for cause, size in taken.items() if size > 0 and 2 * size >= most)
+
+    def continues(self, earlier: "Overcommit") -> bool:
+        """Return whether this overcommitment and an earlier one have a main cause in common."""
+        causes, before = self.main_causes, earlier.main_causes
+        return causes == before or bool(causes & before)
+
 
 @dataclass(frozen=True, slots=True)
 class OvercommittedSpan:
-    """The time for which a device was, or is, overcommitted. Times are on the monotonic clock."""
+    """The time for which a device was, or is, overcommitted by some cause.
 
-    #: The state with the largest excess.
+    If other pods or processes become the cause, a new span begins. Times are on the monotonic
+    clock.
+    """
+
+    #: The state with the largest excess, and the last state.
     worst: Overcommit
+    latest: Overcommit
     began_s: float
     #: When the overcommitment ended. None while the device is overcommitted.
     ended_s: float | None
@@ -201,6 +237,8 @@ class OvercommittedSpan:
     uids: frozenset[str]
     #: Whether the device was already overcommitted when this process started.
     at_start: bool = False
+    #: The earlier spans of the device in the last hour, latest first.
+    earlier: "tuple[OvercommittedSpan, ...]" = ()
 
 
 class Overcommits(Tracker):
@@ -214,7 +252,8 @@ class Overcommits(Tracker):
         self.spans: Mapping[tuple[str, str], OvercommittedSpan] = {}
 
     def node_weighed(self, node: WeighedNode) -> None:
-        if found := tuple(_overcommitted(node.name, node.written_devices)):
+        status = node.gpunode.status if node.gpunode else None
+        if found := tuple(_overcommitted(node.name, node.written_devices, status)):
             self._of_node[node.name] = found
         else:
             self._of_node.pop(node.name, None)
@@ -246,13 +285,23 @@ class Overcommits(Tracker):
     def _continued(
         self, span: OvercommittedSpan | None, over: Overcommit, now_s: float
     ) -> OvercommittedSpan:
-        uids = frozenset(each.uid for each in over.holders)
-        if span is None or (span.ended_s is not None and now_s - span.ended_s > MERGED_WITHIN_S):
-            return OvercommittedSpan(over, now_s, None, uids, self._is_first_update)
-        worst = over if over.excess_bytes > span.worst.excess_bytes else span.worst
+        uids = frozenset(each.uid for each in (*over.holders, *over.unreserved))
+        if span is None:
+            return OvercommittedSpan(over, over, now_s, None, uids, self._is_first_update)
+        ended_s = now_s if span.ended_s is None else span.ended_s
+        if now_s - ended_s > MERGED_WITHIN_S or not over.continues(span.latest):
+            ended = (replace(span, ended_s=ended_s, earlier=()), *span.earlier)
+            return OvercommittedSpan(over, over, now_s, None, uids, earlier=_lately(ended, now_s))
+        worst = over if over.excess_bytes >= span.worst.excess_bytes else span.worst
         if len(span.uids) < MAX_SPAN_PODS:
             uids |= span.uids
-        return replace(span, worst=worst, ended_s=None, uids=uids)
+        earlier = _lately(span.earlier, now_s)
+        return replace(span, worst=worst, latest=over, ended_s=None, uids=uids, earlier=earlier)
+
+
+def _lately(ended: tuple[OvercommittedSpan, ...], now_s: float) -> tuple[OvercommittedSpan, ...]:
+    found = (each for each in ended if now_s - (each.ended_s or now_s) < ENDED_FOR_S)
+    return tuple(found)[:MAX_EARLIER_SPANS]
 
 
 def _excess_bytes(holder: Holder) -> int:
@@ -263,7 +312,9 @@ def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
     return any(True for _ in _overcommitted("", terms))
 
 
-def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcommit]:
+def _overcommitted(
+    node: str, terms: Sequence[DeviceTerms], status: GPUNodeStatus | None = None
+) -> Iterator[Overcommit]:
     for term in terms:
         # Contradictory or missing values are no proof, so they must not raise an alarm.
         if term.headroom_bytes < 0 and term.believed:
@@ -275,4 +326,5 @@ def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcomm
                 term.holders,
                 term.unreserved_pods_bytes,
                 term.unattributed_bytes,
+                unreserved_pods(status, term),
             )

@@ -7,7 +7,7 @@ container ended.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from headroom.contract.kube import Pod
@@ -60,7 +60,10 @@ class Crowding:
     """A device that is or was overcommitted while the pod was on it, or could get it."""
 
     uid: str
+    #: The present state, or the state with the largest excess if the overcommitment has ended.
     over: Overcommit
+    #: The state with the largest excess.
+    worst: Overcommit
     #: Name of the device, such as "GPU 0", or its UUID if the node no longer reports it.
     gpu: str
     #: Unix times in seconds. The end is None while the device is overcommitted.
@@ -68,6 +71,21 @@ class Crowding:
     ended_s: float | None
     #: Whether the device was already overcommitted when this process started.
     at_start: bool
+    #: Whether ``over`` is the present state.
+    is_present: bool
+
+    def at_worst(self) -> "Crowding":
+        """Return the state with the largest excess, as of the past unless it is the present
+        state."""
+        is_present = self.is_present and self.worst is self.over
+        return replace(self, over=self.worst, is_present=is_present)
+
+    def distance_s(self, end: FailedEnd) -> float:
+        """Return how many seconds before or after the overcommitment the container ended."""
+        if end.at_s is None:
+            return 0.0
+        after_s = 0.0 if self.ended_s is None else end.at_s - self.ended_s
+        return max(0.0, self.began_s - end.at_s, after_s)
 
     def covers(self, end: FailedEnd) -> bool:
         """Return whether the device was overcommitted when the container ended."""
@@ -79,49 +97,57 @@ class Crowding:
 
     @property
     def is_own(self) -> bool:
-        """Return whether this pod itself uses more than it reserved on the device."""
-        return any(each.uid == self.uid for each in self.over.overusing)
+        """Return whether this pod itself uses memory of the device that it did not reserve."""
+        return any(each.uid == self.uid for each in self.over.takers)
 
     def span(self) -> str:
         """Describe by how much and since when, such as "is overcommitted by 6.0 GiB since ..."."""
         excess, began = gib(self.over.excess_bytes, up=True), moment(self.began_s)
         if self.at_start:
             began += " or earlier"
-        if self.ended_s is None:
+        if self.is_present:
             return f"is overcommitted by {excess} since {began}"
+        if self.ended_s is None:
+            return f"has been overcommitted by up to {excess} since {began}"
         return f"was overcommitted by up to {excess} from {began} to {moment(self.ended_s)}"
 
     def causes(self, sees: MayRead, unnamed: str = UNNAMED) -> str:
         """Describe who uses the memory, with ``unnamed`` for pods that the reader may not see."""
-        used, many_used = ("uses", "use") if self.ended_s is None else ("used", "used")
-        overusing = self.over.overusing
-        found = [self._overuse(each, used, sees, unnamed) for each in overusing[:MOST_NAMED]]
-        if (more := len(overusing) - MOST_NAMED) > 0:
-            found.append(f"{more} more {many_used} more than reserved")
-        if self.over.unreserved_pods_bytes:
-            size = gib(self.over.unreserved_pods_bytes, up=True)
-            found.append(f"pods without a reservation {many_used} {size}")
-        if self.over.unattributed_bytes:
-            size = gib(self.over.unattributed_bytes, up=True)
-            found.append(f"processes of no known pod {many_used} {size}")
-        return ", ".join(found) or (
-            f"its pods reserve more than its {gib(self.over.allocatable_bytes)}"
+        used, many_used = ("uses", "use") if self.is_present else ("used", "used")
+        over = self.over
+        named, others = over.takers[:MOST_NAMED], over.takers[MOST_NAMED:]
+        found = [self._taken(each, used, sees, unnamed) for each in named]
+        if more := sum(each in over.overusing for each in others):
+            found.append(f"{more} more {used if more == 1 else many_used} more than reserved")
+        rest_bytes = over.unreserved_pods_bytes - sum(
+            each.measured_bytes or 0 for each in named if each in over.unreserved
         )
+        if rest_bytes > 0:
+            pods = "other pods" if len(over.unreserved) > len(others) else "pods"
+            size = gib(rest_bytes, up=True)
+            found.append(f"{pods} without a reservation {many_used} {size}")
+        if over.unattributed_bytes:
+            size = gib(over.unattributed_bytes, up=True)
+            found.append(f"processes of no known pod {many_used} {size}")
+        return ", ".join(found) or f"its pods reserve more than its {gib(over.allocatable_bytes)}"
 
     def sentence(self, sees: MayRead) -> str:
         """Describe the device, by how much, since when, and because of whom."""
         return f"{self.gpu} of node {self.over.node} {self.span()}: {self.causes(sees)}"
 
-    def _overuse(self, holder: Holder, used: str, sees: MayRead, unnamed: str) -> str:
+    def _taken(self, holder: Holder, used: str, sees: MayRead, unnamed: str) -> str:
         measured_bytes = holder.measured_bytes or 0
-        excess = gib(measured_bytes - holder.requested_bytes, up=True)
         if holder.uid == self.uid:
             who = "this pod"
-        elif sees(holder.namespace, holder.name):
+        elif holder.name and sees(holder.namespace, holder.name):
             who = f"pod {holder.namespace}/{holder.name}"
         else:
             who = unnamed
-        return f"{who} {used} {gib(measured_bytes, up=True)}, {excess} more than it reserved"
+        uses = f"{who} {used} {gib(measured_bytes, up=True)}"
+        if holder in self.over.unreserved:
+            return f"{uses} without a reservation"
+        excess = gib(measured_bytes - holder.requested_bytes, up=True)
+        return f"{uses}, {excess} more than it reserved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +176,10 @@ def failed_ends(pod: Pod) -> list[FailedEnd]:
 def crashes(pod: Pod, found: Sequence[Crowding]) -> Iterator[Crash]:
     """Yield each failed container with a device that was overcommitted when it ended."""
     for end in failed_ends(pod):
-        crowding = next((each for each in found if each.covers(end)), None)
-        if crowding is not None:
-            yield Crash(end, crowding)
+        covering = [each for each in found if each.covers(end)]
+        if covering:
+            nearest = min(covering, key=lambda each: each.distance_s(end))
+            yield Crash(end, nearest.at_worst())
 
 
 def moment(unix_s: float) -> str:
