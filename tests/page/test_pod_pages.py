@@ -197,7 +197,7 @@ def test_what_if_shows_placements(readings: Looked) -> None:
     page.get_by_label("Device choices to change").fill("h100:steered")
     page.get_by_role("button", name="What if?").click()
     expect(page.locator("#answer")).to_have_text(
-        "h100:steered is not NODE=MODE. Example: gpu-a=steered"
+        "h100:steered is not NODE=CHOICE. Example: gpu-a=steered"
     )
     page.get_by_label("Device choices to change").fill("")
     page.get_by_label("Nodes to add").fill("h100")
