@@ -50,9 +50,9 @@ place and a valid example. Only `/healthz` and `/readyz` answer in plain text.
 _CHANGES = """\
 ## Changes
 
-`GET /v1/events` has these values of `event` and `cause`. If only figures changed, such as the
-memory in use, the stream has an event `snapshot` with the new generation, at most twice a second;
-lists leave this event out.
+`GET /v1/events` has these values of `kind`, which a stream also names in `event:`, and of `cause`.
+If only figures changed, such as the memory in use, the stream has an event `snapshot` with the new
+generation, at most twice a second; lists leave this event out.
 
 """
 _USUAL = {

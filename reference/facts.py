@@ -123,7 +123,6 @@ FACTS = (
     _fact(
         "causes of these deaths", r"(\d+) of them[^|]*?other (\d+) die", 160, 39, pages=(README,)
     ),
-    _fact("pods that wait in the demo", r"(\d+) to (\d+) pods wait", 15, 26, pages=(README,)),
     _fact("misses", r"(\d+) of ([\d,]+) admissions", 3, "1,000", pages=(README, FAQ)),
     _fact("overcommitted, counting", r"\((\d+) of (192)\)", 187, 192, pages=(CHOICE,)),
     _fact("overcommitted, predicted", r"(\d+) of (192) GPUs over", 3, 192, pages=(CHOICE,)),

@@ -66,3 +66,18 @@ def test_the_first_words_of_readme_state_what_is_installed() -> None:
     for part in ("agent", "extender", "kube-scheduler", "webhook", "console", "recorder", "CRDs"):
         assert part in first
     assert "build the images" in first
+
+
+def test_the_list_of_design_notes_is_complete() -> None:
+    folder = ROOT / "docs/design"
+    listed = re.findall(
+        r"^\| \[([\w-]+\.md)\]\(\1\)", (folder / "README.md").read_text(), re.MULTILINE
+    )
+    assert listed == sorted(page.name for page in folder.glob("*.md") if page.name != "README.md")
+
+
+def test_the_navigation_shows_no_design_note_but_their_list() -> None:
+    navigation = (
+        (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\nnot_in_nav:")[0]
+    )
+    assert re.findall(r"design/\S+", navigation) == ["design/README.md"]

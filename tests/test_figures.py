@@ -34,7 +34,9 @@ NOT_MEASURED = {
     ("doctor.md", "Checks of the doctor"): "limits of the doctor's rules",
     ("gpu-check.md", "Lines of the GPU check"): "goals",
     ("kube-scheduler.md", "Pods without a GPU"): "timeouts",
+    ("security.md", "Evictions"): "limits of evictions",
     ("security.md", "Ports"): "limits of connections and requests",
+    ("sm-activity.md", "Sources that why names"): "the maximum age of a sample",
     ("sm-activity.md", "If Prometheus fails"): "limits of an answer",
 }
 
