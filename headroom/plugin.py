@@ -38,7 +38,12 @@ def plan(context: typer.Context) -> None:
             err=True,
         )
         raise typer.Exit(2) from err
-    planning(args=context.args, prog_name="kubectl headroom plan")
+    args, given = context.args, context.obj
+    if args[:1] == ["record"]:
+        flags = {"--kubeconfig": given.kubeconfig, "--context": given.context}
+        where = (word for flag, value in flags.items() if value for word in (flag, value))
+        args = ["record", *where, *args[1:]]
+    planning(args=args, prog_name="kubectl headroom plan")
 
 
 #: Cobra's directive after the completions: do not complete file names.

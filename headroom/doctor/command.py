@@ -3,6 +3,7 @@
 It only reads, with the permissions of the user who runs it.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -83,6 +84,8 @@ def doctor(
                 "--multi-tenant examines a cluster; leave out --fleet, --scheduler-config and "
                 "--plugin-config. Example: headroom doctor --multi-tenant"
             )
+        if not fleet and not scheduler_config:
+            _name_cluster(command, kubeconfig, context)
         if plugin_config:
             events = _events(settings, fleet, kubeconfig, context)
             recent = _recent(command, fleet, kubeconfig, context)
@@ -123,6 +126,21 @@ def doctor(
         typer.echo("headroom: no findings", err=True)
     if any(finding.weight is Weight.WARNING for finding in found):
         raise typer.Exit(1)
+
+
+def _name_cluster(command: typer.Context, kubeconfig: str | None, context: str | None) -> None:
+    """Print which cluster is examined if the other commands ask another server."""
+    from headroom.client import kubeconfig as kubeconfigs
+
+    if command.obj is None or not command.obj.server:
+        return
+    with contextlib.suppress(kubeconfigs.BadKubeconfig):  # reported when the cluster is listed
+        server = kubeconfigs.find(kubeconfig, context).cluster["server"]
+        typer.echo(
+            f"headroom: the doctor examines the kubeconfig's cluster, {printable(server)}; only "
+            f"the pods of the last hours come from {printable(command.obj.server)}",
+            err=True,
+        )
 
 
 def _events(

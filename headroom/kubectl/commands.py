@@ -273,7 +273,14 @@ def log(
         table = tables.feed_events(body, wide=output is Output.WIDE)
         show_table(body, table, output, "no events are kept")
         return
-    changes = Changes(options.api, lambda text: show(text, error=True))
+    notes = set[str]()
+
+    def note_once(text: str) -> None:
+        if text not in notes:
+            notes.add(text)
+            show(text, error=True)
+
+    changes = Changes(lambda: options.api(note_once), lambda text: show(text, error=True))
     with contextlib.suppress(KeyboardInterrupt):
         for event in changes.since(since):
             show("  ".join(tables.feed_event(event)))

@@ -8,6 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from headroom.kubectl.word_order import in_order
+
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 #: Headings of the groups, in order.
@@ -32,13 +34,13 @@ _EXAMPLES = {
 class GroupedHelp(TyperGroup):
     """Lists the commands by their ``rich_help_panel``, without frames and colors.
 
-    Errors on the command line show where a misplaced option belongs, or a correct command line.
+    Errors on the command line show a correct command line.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the command."""
+        """Parse the options of the program, which may also come after the command."""
         with self._examples(ctx):
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, in_order(args, self))
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the options of the command, and run it."""
@@ -57,20 +59,14 @@ class GroupedHelp(TyperGroup):
             raise
 
     def _completed(self, error: Any, program: str) -> str:
-        """Return the message of an error with a hint where an option belongs, or with an example.
+        """Return the message of an error, with an example of a correct command line.
 
         ``program`` is the name of the program as the user typed it.
         """
         text = str(error.format_message()).replace("Value error, ", "")
         command = error.ctx.command if error.ctx else self
-        if text.startswith("No such option"):
-            first, option = text.partition(" (")[0], error.option_name
-            if command is self and option in _options(*self.commands.values()):
-                where = "the options of a command come after its name"
-                return f"{first}; {where}. Example: {program} top pod -n team-a"
-            if command is not self and option in _options(self):
-                where = "it comes before the name of the command"
-                return f"{first}; {where}. Example: {program} --context prod top pod"
+        if text.startswith("No such option") and error.option_name in _options(self):
+            return f"Option '{error.option_name}' requires an argument."
         example = _EXAMPLES.get(command.name or "")
         if example and text.startswith(("Missing ", "Got unexpected extra ")):
             return f"{text.removesuffix('.')}. Example: {program} {example}"

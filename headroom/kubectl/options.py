@@ -1,10 +1,10 @@
-"""The options of ``kubectl headroom`` before a command, and the options that commands share."""
+"""The options that all commands of ``kubectl headroom`` have, and options that several share."""
 
 import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,7 +31,7 @@ def timeout_seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options before the command."""
+    """The options that all commands have."""
 
     server: str | None
     token: str | None
@@ -39,6 +39,8 @@ class Options:
     kubeconfig: str | None
     context: str | None
     headroom_namespace: str
+    #: Whether ``server`` comes from the variable HEADROOM_SERVER.
+    server_of_variable: bool = False
 
     def transport(self) -> Transport:
         """Return the transport that the options select. Raises ``CommandError``."""
@@ -47,8 +49,14 @@ class Options:
 
     def api(self, notify: Callable[[str], object] | None = None) -> DebugApi:
         """Return a client that passes notes to ``notify``, or prints them on stderr. Raises
-        ``CommandError``."""
-        return DebugApi(self.transport(), notify or (lambda text: show(text, error=True)))
+        ``CommandError``.
+
+        The first note names the server if the command line does not show it."""
+        notify = notify or (lambda text: show(text, error=True))
+        transport = self.transport()
+        if self.server_of_variable:
+            notify(f"server: {transport.name} (HEADROOM_SERVER)")
+        return DebugApi(transport, notify)
 
     def namespace(self, given: str | None, every: bool = False) -> str | None:
         """Return the namespace to show, or None for all namespaces."""
@@ -101,12 +109,23 @@ def set_options(
         ),
     ] = False,
 ) -> None:
-    """Store the options that come before the command."""
-    # The doctor declares both options itself. The options before the command are its defaults.
+    """Store the options that all commands have. An option on the command line overrides the
+    variable HEADROOM_SERVER."""
+    of_variable = _is_variable(context, "server")
+    if of_variable and (kubeconfig or kube_context):
+        server, of_variable = None, False
+    # The doctor declares both options itself. The options of all commands are its defaults.
     context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
     context.obj = Options(
-        server, token, certificate_authority, kubeconfig, kube_context, headroom_namespace
+        *(server, token, certificate_authority, kubeconfig, kube_context, headroom_namespace),
+        server_of_variable=of_variable,
     )
+
+
+def _is_variable(context: typer.Context, name: str) -> bool:
+    """Return whether an option has its value from an environment variable."""
+    source: Any = context.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
 
 
 def note_implausible(vram: str) -> None:

@@ -136,9 +136,9 @@ def reported(cluster: RealCluster, node: str) -> list[Device]:
 
 def kubectl(cluster: RealCluster, command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "headroom", *command.split()],
+        [sys.executable, "-m", "headroom", "--server", cluster.debug_url(), *command.split()],
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "HEADROOM_SERVER": cluster.debug_url()},
+        env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         timeout=300,

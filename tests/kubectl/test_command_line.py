@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import typer
 import yaml
 
 from headroom.__main__ import COMMANDS, DEBUG_API_COMMANDS, unknown, usage
@@ -17,6 +18,7 @@ from headroom.__main__ import main as dispatch
 from headroom.commands import app as extender_app
 from headroom.kubectl.commands import app
 from headroom.kubectl.help import EXPLAIN, FOLLOW, MAINTAIN, MEMORY, PLAN
+from headroom.kubectl.word_order import in_order
 from headroom.plugin import complete
 from tests.answering import answering
 from tests.kubectl.transcripts import run
@@ -115,16 +117,8 @@ def test_a_file_that_is_not_a_kubeconfig_is_reported(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            ["-n", "team-a", "why", "llm"],
-            "No such option: -n; the options of a command come after its name. "
-            "Example: kubectl headroom top pod -n team-a",
-        ),
-        (
-            ["why", "llm", "--context", "prod"],
-            "No such option: --context; it comes before the name of the command. "
-            "Example: kubectl headroom --context prod top pod",
-        ),
+        (["top", "--context"], "Option '--context' requires an argument."),
+        (["-n", "team-a", "cordon", "gpu-a", "0"], "No such option: -n"),
         (["top", "-n"], "Option '-n' requires an argument."),
         (["top", "--serch", "x"], "No such option: --serch (Possible options: --search)"),
         (
@@ -146,6 +140,58 @@ def test_errors_of_the_command_line_show_the_correct_usage(arguments: list[str],
     rejected = run("", *arguments)
     assert rejected.returncode == 2
     assert rejected.stderr.splitlines()[-1] == f"Error: {text}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "ordered"),
+    [
+        ("top --context prod", "--context prod top"),
+        ("-n ml why x", "why -n ml x"),
+        ("-nml --context=prod why x", "--context=prod why -nml x"),
+        ("-A -o wide top pod", "top -A -o wide pod"),
+        ("-Aowide top pod", "top -Aowide pod"),
+        ("top --search --context node", "top --search --context node"),
+        ("top node --server x --watch --token y", "--server x --token y top node --watch"),
+        ("score -f pod.yaml --context prod", "--context prod score -f pod.yaml"),
+        ("-f x score", "-f x score"),  # a flag of log
+        ("top -- --context prod", "top -- --context prod"),
+        ("top --context", "top --context"),
+        ("--context", "--context"),
+        ("ui --no-browser --context prod", "--context prod ui --no-browser"),
+        ("plan record --context prod", "plan record --context prod"),
+        ("doctor --kubeconfig k", "--kubeconfig k doctor"),
+        ("help", "--help"),
+        ("help top", "top --help"),
+        ("--context prod help top", "--context prod top --help"),
+        ("tpo -n x", "tpo -n x"),
+        ("--tpo top", "--tpo top"),
+        ("", ""),
+    ],
+)
+def test_options_are_accepted_before_and_after_the_command(typed: str, ordered: str) -> None:
+    assert in_order(typed.split(), typer.main.get_command(app)) == ordered.split()
+
+
+def test_an_option_overrides_the_variable_which_is_named(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text("{kind: Config, apiVersion: v1, contexts: [], current-context: ''}")
+    flags = ("--context", "nix"), ("--kubeconfig", str(kubeconfig)), ("--kubeconfig", "/missing")
+    with answering(lambda _: (200, b'{"nodes": [], "continue": null}', {})) as url:
+        for flag in flags:
+            for words in (("top", *flag), (*flag, "top")):
+                rejected = run("", *words, variable=url)
+                assert rejected.returncode in (2, 3)
+                assert "kubeconfig" in rejected.stderr
+                assert url not in rejected.stderr
+        named = f"server: {url} (HEADROOM_SERVER)\n"
+        assert run("", "top", variable=url).stderr.startswith(named)
+        assert named not in run(url, "top", variable="http://127.0.0.1:1").stderr
+        assert named not in run("", "top", "--help", variable=url).stderr
+
+
+def test_help_is_also_a_command() -> None:
+    assert run("", "help") == run("", "--help")
+    assert run("", "help", "top") == run("", "top", "--help")
 
 
 def test_an_unknown_context_is_rejected_with_the_known_ones(tmp_path: Path) -> None:

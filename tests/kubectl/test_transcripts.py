@@ -52,8 +52,8 @@ def on_terminal(address: str, *arguments: str, columns: int, **variables: str) -
     """Run a command on a real terminal. Return its output, from both stdout and stderr."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    command = [sys.executable, "-m", "headroom.plugin", *arguments]
-    environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": address, "TERM": "xterm"}
+    command = [sys.executable, "-m", "headroom.plugin", "--server", address, *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "TERM": "xterm"}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment | variables, stdout=theirs, stderr=theirs
     )

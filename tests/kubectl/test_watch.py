@@ -70,15 +70,14 @@ def on_terminal(
     resize(theirs, 80, 24)
     before = termios.tcgetattr(theirs)
     environment = {
-        **{"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": address},
-        **{"TERM": "xterm", "LANG": "C.UTF-8", **variables},
+        **{"PATH": "/usr/bin:/bin", "TERM": "xterm", "LANG": "C.UTF-8", **variables},
     }
     # setsid makes the terminal the controlling terminal of the command, so that the command gets
     # Ctrl-C and size changes. --default-signal is needed because a shell makes background jobs,
     # such as these tests, ignore Ctrl-C.
     command = ["env", "--default-signal=INT", "setsid", "--ctty"]
     process = subprocess.Popen(
-        [*command, sys.executable, "-m", "headroom.plugin", "top", *arguments],
+        [*command, sys.executable, "-m", "headroom.plugin", "top", "--server", address, *arguments],
         cwd=ROOT,
         env=environment,
         stdin=theirs,

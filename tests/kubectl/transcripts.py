@@ -151,16 +151,21 @@ class Shown:
     stderr: str
 
 
-def run(address: str, *arguments: str | Path, width: int | None = None) -> Shown:
+def run(
+    address: str, *arguments: str | Path, width: int | None = None, variable: str = ""
+) -> Shown:
     """Run the plugin in this process, because a new process takes longer to start.
 
-    ``width`` is the number of terminal columns, or None for output that is not a terminal.
+    ``address`` is the value of --server. If it is empty, the option is left out. ``variable`` is
+    the value of HEADROOM_SERVER. ``width`` is the number of terminal columns, or None for output
+    that is not a terminal.
     """
+    server = ["--server", address] if address else []
     stdout, stderr = io.StringIO(), io.StringIO()
     returncode = 0
     with (
-        mock.patch.dict(os.environ, {"HEADROOM_SERVER": address, "HOME": "/nonexistent"}),
-        mock.patch.object(sys, "argv", ["kubectl-headroom", *map(str, arguments)]),
+        mock.patch.dict(os.environ, {"HEADROOM_SERVER": variable, "HOME": "/nonexistent"}),
+        mock.patch.object(sys, "argv", ["kubectl-headroom", *server, *map(str, arguments)]),
         mock.patch("headroom.kubectl.output.terminal_width", return_value=width),
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),
