@@ -48,7 +48,7 @@ def page() -> str:
     whole: Any = typer.main.get_command(plugin)
     own: Any = typer.main.get_command(headroom)
     text = head("Commands", "the options of the commands in extender, headroom and agent") + _INTRO
-    text += "## `kubectl headroom`\n\nThese options can be before or after the name of a command:\n\n"
+    text += "## `kubectl headroom`\n\nThese options can be before or after the command:\n\n"
     text += table("option | default | description", _options(whole)) + _EXIT
     for name in _in_order(whole.commands):
         # The plan reads its own options in the plugin, so they are shown below.
