@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headroom.planner.decision import choices, saves
 from headroom.planner.next_steps import (
     Candidate,
     advice,
@@ -171,15 +172,6 @@ def _annotations(share: Sequence[Candidate]) -> list[str]:
     return [*lines, f"and {more} more: --json"] if more > 0 else lines
 
 
-def saves(study: Study, row: Row) -> bool:
-    """Return whether a configuration needs fewer GPUs than unshared GPUs in each replay, and no pod
-    runs out of memory."""
-    return not row.loses_pods and all(
-        gpus is not None and (unshared is None or gpus < unshared)
-        for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
-    )
-
-
 def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -198,6 +190,18 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
         "vram": study.vram.text,
         "seeds": study.seeds,
         "sentences": sentences(study, prices),
+        "decision": {
+            "today_gpus": history.gpus,
+            **{
+                each.name: {
+                    "configuration": row_name(study, each.row),
+                    "history_gpus": each.history_gpus,
+                    "gpus_range": each.gpus_range,
+                    "keep_at_least_gpus": each.keep_gpus,
+                }
+                for each in choices(study)
+            },
+        },
         "assumptions": assumptions(study),
         "exclusive_workloads": [
             {"workload": each.workload, "reason": each.reason} for each in stay

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 from headroom.contract.annotations import MAX_SM
+from headroom.planner.decision import decision
 from headroom.planner.intervals import GROWTH, LEAST_FIGURES
 from headroom.planner.mig import PROFILES, USABLE, profile_of
 from headroom.planner.misfits import misfits
@@ -29,7 +30,7 @@ _MOST_LISTED = 10
 
 def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     """Return the answer in plain sentences, most important first."""
-    history, found = study.history, [_scope(study), *_left_out(study)]
+    history, found = study.history, [_scope(study), *_left_out(study), *decision(study)]
     unshared = study.unshared.gpus_text
     work = "this work"
     if history.days > 1:
@@ -178,11 +179,18 @@ def _mig(study: Study) -> Iterator[str]:
             yield "No MIG layout gives the same waiting time with any number of nodes."
         return
     needed = best.gpus_text
-    lost = percent_range([each.contention.lost_ratio for each in best.figures])
+    ratios = [each.contention.lost_ratio for each in best.figures]
+    slower = ", and no pod is slowed down"
+    if not any(life.has_activity for life in study.history.lives):
+        slower = ""
+    elif any(ratios):
+        slower = (
+            f", and pods lose {percent_range(ratios)} of their running time because an instance "
+            "has only a part of the SMs"
+        )
     yield (
         f"With all shared GPUs split into MIG instances {best.configuration.profile}, which keep "
-        f"pods apart, it needs {_gpus(needed)}, and pods lose {lost} of their running time because "
-        f"an instance has only a part of the SMs{_lost(best)}."
+        f"pods apart, it needs {_gpus(needed)}{slower}{_lost(best)}."
     )
 
 
@@ -200,16 +208,27 @@ def _counting(study: Study, best: Row | None) -> Iterator[str]:
     same = [row for row in rows if row.configuration.replicas == replicas]
     for row in same or rows[:1]:
         lost = row.out_of_memory
-        if lost:
+        if not lost:
+            continue
+        with_them = "With the same" if best else "With"
+        start = f"{with_them} {row.configuration.replicas} replicas but without Headroom"
+        if any(lost):
             low, high = whole(lost)
             part = 100 * high / max(1, len(study.history.lives))
-            pods = f"{span(low, high)} pods (up to {part:.1f} % of all)"
-            with_them = "With the same" if best else "With"
             yield (
-                f"{with_them} {row.configuration.replicas} replicas but without Headroom, "
-                f"{pods if max(lost) else 'no pod'} would have run out of memory, because "
-                "kube-scheduler counts only replicas."
+                f"{start}, {span(low, high)} pods (up to {part:.1f} % of all) would have run out "
+                "of memory, because kube-scheduler counts only replicas."
             )
+            continue
+        text = f"{start}, no pod would have run out of memory, and the work needs "
+        if best and row.gpus_ends == best.gpus_ends:
+            text += f"{_gpus(row.gpus_text)}, too: all of the saving comes from sharing alone."
+        else:
+            text += f"{_gpus(row.gpus_text) if row.gpus_text else 'more nodes in some replays'}."
+        yield (
+            f"{text} Pods of another period can run out of memory, because kube-scheduler counts "
+            "only replicas."
+        )
 
 
 def _interference(study: Study, best: Row | None) -> Iterator[str]:

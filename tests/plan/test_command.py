@@ -38,14 +38,32 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
     assert max(map(len, prose.splitlines())) <= 100
     lines = data["sentences"]
     assert all(line in " ".join(text.split()) for line in lines)
-    assert lines[:3] == [
+    assert lines[:4] == [
         "Over 2 days, 50 pods with a GPU ran on a cluster of 10 GPUs (5 nodes); their median peak "
         "was 5.0 of 22.5 GiB.",
+        "The history needed 6 GPUs unshared, so keep at least 6; how many more another period "
+        "needs is unknown, because there is no range. The history needed 4 GPUs shared, so keep "
+        "at least 4; how many more another period needs is unknown, because there is no range.",
         "Unshared, the work of these 2 days needs 6 of today's 10 GPUs for the same mean waiting "
         "time (0 s).",
         "Shared by time-slicing with 4 replicas and predicted placement (vram from peaks + 10 %), "
         "the same work needs 4 GPUs, 33 % fewer.",
     ]
+    assert data["decision"] == {
+        "today_gpus": 10,
+        "unshared": {
+            "configuration": "unshared",
+            "history_gpus": 6,
+            "gpus_range": None,
+            "keep_at_least_gpus": 6,
+        },
+        "shared": {
+            "configuration": "4 replicas, predicted",
+            "history_gpus": 4,
+            "gpus_range": None,
+            "keep_at_least_gpus": 4,
+        },
+    }
     assert "At the given prices that is 730 a month less than unshared GPUs cost." in lines
     assert "1 workload should stay exclusive: train (2 GPUs a pod)." in lines
 
@@ -66,7 +84,7 @@ def test_a_history_of_less_than_a_day_is_described_as_short(files: tuple[Path, P
     lines = pods.read_text().splitlines()
     for end, when in ((5, "At one moment, 4 pods"), (9, "Over less than a day, 8 pods")):
         pods.write_text("\n".join(lines[:end]) + "\n")
-        first, second, third, fourth, *_ = json.loads(run(files, *few)[1])["sentences"]
+        first, _, second, third, fourth, *_ = json.loads(run(files, *few)[1])["sentences"]
         assert first.startswith(f"{when} with a GPU ran on a cluster of 10 GPUs")
         assert second.startswith("Unshared, this work needs 4 of today's 10 GPUs")
         assert third.startswith("Figures have no ranges. Ranges need 7 days and 40 pods")
@@ -87,9 +105,9 @@ def test_ranges_cover_all_replays(files: tuple[Path, Path], tmp_path: Path) -> N
     assert len(unshared) == 4
     assert len(set(unshared)) > 1  # The number of pods varies by chance.
     # Two days are too few for a range of needs, so the recorded history counts.
-    assert "needs 8 of today's 10 GPUs" in data["sentences"][1]
+    assert "needs 8 of today's 10 GPUs" in data["sentences"][2]
     assert data["configurations"][0]["gpus_range"] is None
-    assert data["configurations"][0]["no_range_because"] == data["sentences"][3]
+    assert data["configurations"][0]["no_range_because"] == data["sentences"][4]
     assert any(
         "with a probability of 90 %. They come from 4 replays" in each
         for each in data["assumptions"]
@@ -119,7 +137,7 @@ def test_a_saving_that_only_some_replays_have_starts_at_0(tmp_path: Path) -> Non
     )
     assert unshared[0] == shared[0]
     saved = unshared[1] - shared[1]
-    assert f"that is 0 to {saved:,.0f} a month less than unshared" in data["sentences"][3]
+    assert f"that is 0 to {saved:,.0f} a month less than unshared" in data["sentences"][4]
     low, high = data["configurations"][1]["saved_month_cost_range"]
     assert (low, round(high)) == (0, round(saved))
     low, high = data["configurations"][1]["saved_ratio_range"]
