@@ -1,4 +1,4 @@
-"""What a plan says about the number of GPUs to keep.
+"""Chooses the number of GPUs to keep from the figures of a plan.
 
 A range should contain the need of another such period in 9 of 10 cases. Its upper end is therefore
 enough in at least as many cases. The need of the history itself is only the need of one period.

@@ -180,10 +180,10 @@ def _mig(study: Study) -> Iterator[str]:
         return
     needed = best.gpus_text
     ratios = [each.contention.lost_ratio for each in best.figures]
-    slower = ", and no pod is slowed down"
+    slower = ", and pods lose less than 1 % of their running time"
     if not any(life.has_activity for life in study.history.lives):
         slower = ""
-    elif any(ratios):
+    elif round(100 * max(ratios)):
         slower = (
             f", and pods lose {percent_range(ratios)} of their running time because an instance "
             "has only a part of the SMs"
