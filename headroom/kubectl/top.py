@@ -82,6 +82,9 @@ def devices(body: Body, order: SortBy = SortBy.WORST, wide: bool = False) -> Tab
     for part, device in sorted(found, key=lambda each: _key(each[0], order)):
         amount = gib(part.unattributed)
         unattributed = "" if amount == gib(0) else f"{amount} unattributed"
+        if (unreserved := gib(device["unreserved_pods_bytes"])) != gib(0):
+            note = f"{unreserved} used by pods without a reservation"
+            unattributed = "; ".join(filter(None, (note, unattributed)))
         wide_cells = (
             *(gib(part.allocatable), gib(part.unattributed), device["model"], device["sharing"]),
             *(device["resource"], device["uuid"]),
@@ -195,7 +198,7 @@ def _of_device(node: Body, device: Body) -> _Part:
         memory=device["memory_id"],
         allocatable=allocatable,
         reserved=device["reserved_total_bytes"],
-        unattributed=_sum(device, "unattributed_bytes", "unreserved_pods_bytes"),
+        unattributed=device["unattributed_bytes"],
         used=max(0, device["used_bytes"]),
         headroom=0 if problems else headroom,
         worst=min(0, headroom) if problems else headroom,

@@ -1,6 +1,6 @@
 """Formats `top pod`: the memory of pods. Only pure functions."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,23 @@ class _Held:
         return int(self.entries[0]["measured_bytes"] or 0)
 
     @property
+    def is_unreserved(self) -> bool:
+        """Whether the pod uses the memory without a reservation."""
+        return bool(self.entries[0].get("unreserved"))
+
+    @property
+    def overcommits(self) -> bool:
+        """Whether the pod has no reservation and its device is overcommitted."""
+        return self.is_unreserved and any(each["headroom_bytes"] < 0 for each in self.devices)
+
+    @property
     def requested(self) -> int:
         return max(int(entry["requested_bytes"]) for entry in self.entries)
 
     @property
     def overuse(self) -> int:
+        if self.is_unreserved:
+            return 0
         return max(0, self.used - self.requested)
 
     @property
@@ -70,7 +82,8 @@ def pods(
 
     A pod that no report shows yet has one row for all GPUs on which it may be. If several GPUs
     share the memory, the row has the numbers of all of them. ``wide`` adds the model and the uids.
-    If a pod has a limit, the limits and classes of all pods are shown.
+    Pods that use memory without a reservation are shown too. If a pod has a limit, the limits and
+    classes of all pods are shown.
     """
     shown = sorted(_held(body, namespace), key=_pod_key(order))
     has_limits = any(each.limit for each in shown)
@@ -81,16 +94,24 @@ def pods(
     for each in shown:
         pod, models = each.entries[0], {str(device["model"]) for device in each.devices}
         state = "ok" if pod["observed"] else "unconfirmed"
+        if each.is_unreserved:
+            state = "no reservation"
+            state += "; its GPU is overcommitted" if each.overcommits else ""
         uuids, limit = ", ".join(device["uuid"] for device in each.devices), each.limit
         table.add(
-            *(pod["namespace"], pod["name"], each.node["name"], _numbers(each.places)),
-            gib(each.requested),
+            *(
+                pod["namespace"] or "-",
+                pod["name"] or pod["uid"],
+                each.node["name"],
+                _numbers(each.places),
+            ),
+            "-" if each.is_unreserved else gib(each.requested),
             *((gib(limit["limit_bytes"]) if limit else "-",) if has_limits else ()),
             "-" if pod["measured_bytes"] is None else gib(each.used),
             *((limit["memory_class"] if limit else "unlimited",) if has_limits else ()),
             *((joined(models), uuids, pod["uid"]) if wide else ()),
             each.overuse_text if each.overuse else state,
-            bad=bool(each.overuse),
+            bad=bool(each.overuse) or each.overcommits,
         )
     return table
 
@@ -100,7 +121,7 @@ def _pod_key(order: SortBy) -> Callable[[_Held], Any]:
         pod = held.entries[0]
         name = pod["namespace"], pod["name"], place(held.devices[0])
         amounts = {
-            SortBy.WORST: (-held.overuse, -held.used),
+            SortBy.WORST: (-(held.used if held.overcommits else held.overuse), -held.used),
             SortBy.RESERVED: (-held.requested,),
             SortBy.USED: (-held.used,),
         }
@@ -123,8 +144,19 @@ def _held(body: Body, namespace: str | None) -> Iterator[_Held]:
                     yield _Held(node, (mates,), (entry,))
                 else:
                     unconfirmed.setdefault(entry["uid"], []).append((mates, entry))
+        for each in node.get("unreserved_pods", ()):  # an older console has none
+            if namespace in (None, each["namespace"]):
+                yield _unreserved(node, each, memories.values())
         for found in unconfirmed.values():
             yield _Held(node, *zip(*found, strict=True))
+
+
+def _unreserved(node: Body, pod: Body, memories: Iterable[list[Body]]) -> _Held:
+    mates = next(
+        tuple(each) for each in memories if any(one["uuid"] == pod["device"] for one in each)
+    )
+    entry = {"requested_bytes": 0, "measured_bytes": pod["used_bytes"], "observed": True}
+    return _Held(node, (mates,), ({**pod, **entry, "unreserved": True},))
 
 
 def _numbers(places: tuple[tuple[Body, ...], ...]) -> str:

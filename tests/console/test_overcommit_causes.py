@@ -9,6 +9,8 @@ from headroom.console.feed.feed import Feed
 from headroom.console.feed.memory_changes import MemoryChanges
 from headroom.core.cluster.crowded_pods import crowdings_of
 from headroom.core.cluster.notices import notices
+from headroom.kubectl.top import devices
+from headroom.kubectl.top_pods import pods
 from tests.console.asking import WALL_S
 from tests.console.test_crash import Incident
 
@@ -147,4 +149,40 @@ def test_processes_of_no_known_pod_are_another_cause_than_pods_without_a_reserva
     cause = incident.why("chat")[0].split(": ")[-1]
     assert cause.startswith(
         "pod other/rogue uses 5.0 GiB without a reservation, processes of no known pod use "
+    )
+
+
+def test_top_pod_lists_pods_without_a_reservation_that_use_memory() -> None:
+    incident = taken_over()
+    body = incident.asked.get("/v1/nodes").json()
+    table = pods(body, None)
+    rogue = ("other", "rogue", "gpu-a", "0", "-", "9.0 GiB")
+    assert table.rows[0] == (*rogue, "no reservation; its GPU is overcommitted")
+    assert 0 in table.bad
+    assert {row[1] for row in table.rows[1:]} == {"llm", "chat", "embed"}
+    assert "rogue" not in {row[1] for row in pods(body, "ml").rows}
+    for text, nodes in (("other/rogue", 1), ("other/else", 0)):
+        assert len(incident.asked.get(f"/v1/nodes?search={text}").json()["nodes"]) == nodes
+    incident.at(180, llm=7, chat=4, rogue=1)
+    last = pods(incident.asked.get("/v1/nodes").json(), None).rows[-1]
+    assert last == ("other", "rogue", "gpu-a", "0", "-", "1.0 GiB", "no reservation")
+
+
+def test_top_gpu_distinguishes_pods_without_a_reservation_from_unattributed_memory() -> None:
+    incident = taken_over()
+    state = devices(incident.asked.get("/v1/nodes").json()).rows[0][-1]
+    assert state.startswith("overcommitted; ")
+    assert state.endswith("; 9.0 GiB used by pods without a reservation")
+    incident.at(180, llm=4, chat=2, rogue=5, process=4)
+    state = devices(incident.asked.get("/v1/nodes").json()).rows[0][-1]
+    assert "; 5.0 GiB used by pods without a reservation; " in state
+    assert state.endswith(" GiB unattributed")
+
+
+def test_why_a_pod_that_requests_no_gpu_states_its_use() -> None:
+    answer = taken_over().asked.get("/v1/explain?pod=other/rogue")
+    assert answer.status_code == 404
+    assert answer.json()["detail"].startswith(
+        "pod other/rogue uses 9.0 GiB of the GPUs of node gpu-a without a reservation: it requests "
+        "none of the resources that Headroom manages (nvidia.com/gpu"
     )

@@ -45,9 +45,12 @@ from headroom.console.views.devices import (
 from headroom.contract.device_choice import STEERING_UNKNOWN
 from headroom.contract.reasons import Reason
 from headroom.contract.timestamps import age
-from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.cluster.cluster import Cluster
+from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.explain import certainty
+from headroom.core.placement.occupancy import Holder
 from headroom.core.placement.snapshot import NodeTerms, Rows, Snapshot
+from headroom.core.placement.unreserved_pods import unreserved_pods
 from headroom.core.rules.eligible_nodes import cordoned, keeping_out, taint_text
 from headroom.core.whatif.steering_whatif import steerable
 
@@ -92,6 +95,17 @@ _PPM = 1_000_000
 _MOST_PPM = 10**15
 
 
+class UnreservedPodView(View):
+    """A pod that uses memory of a device without a reservation."""
+
+    namespace: str
+    """Namespace and name are empty if neither the report nor the watch names the pod."""
+    name: str
+    uid: str
+    device: str
+    used_bytes: int
+
+
 class NodeView(View):
     name: str
     reason: str | None
@@ -120,6 +134,8 @@ class NodeView(View):
     """Memory limits of pods that a reading proves."""
     overuse: list[OveruseView]
     """The pods that use more memory than they reserved."""
+    unreserved_pods: list[UnreservedPodView]
+    """The pods that use memory of a device without a reservation, largest first on each device."""
     pod_limits: list[PodLimitView]
     """The pods that have a limit, on each device that they hold or could get. All other pods are
     unlimited."""
@@ -189,7 +205,13 @@ def _page_of(
 
     def shows(node: NodeTerms) -> bool:
         return not (troubled and _has_no_trouble(node, now_s)) and (
-            not text or _matches(node, text, now_s)
+            not text
+            or _matches(node, text, now_s)
+            or any(
+                text in f"{each.namespace}/{each.name}".lower()
+                for terms in node.devices
+                for each in _unreserved_pods(context.cluster, node.name, terms)
+            )
         )
 
     rows = np.arange(len(snap.nodes))
@@ -292,6 +314,15 @@ def _searchable(node: NodeTerms, now_s: float) -> Iterator[str]:
         yield from _searchable_of(terms)
 
 
+def _unreserved_pods(cluster: Cluster, node: str, terms: DeviceTerms) -> tuple[Holder, ...]:
+    if not terms.unreserved_pods_bytes:
+        return ()
+    gpunode = cluster.gpunode(node)
+    status = gpunode.status if gpunode else None
+    pods = (pod for use in (status.pods if status else ()) if (pod := cluster.pod(use.uid)))
+    return unreserved_pods(status, terms, pods)
+
+
 def _searchable_of(terms: DeviceTerms) -> Iterator[str]:
     yield terms.device.uuid
     yield terms.device.model
@@ -330,5 +361,16 @@ def node_view(node: NodeTerms, context: Context, kept: DeviceViews) -> NodeView:
             if cap.capped
         ],
         overuse=list(overuse_views(context, node)),
+        unreserved_pods=[
+            UnreservedPodView(
+                namespace=each.namespace,
+                name=each.name,
+                uid=each.uid,
+                device=terms.device.uuid,
+                used_bytes=each.measured_bytes or 0,
+            )
+            for terms in first_of_each_memory(node.devices)
+            for each in _unreserved_pods(cluster, node.name, terms)
+        ],
         pod_limits=[PodLimitView.of(each) for each in pod_limits(cluster, node)],
     )

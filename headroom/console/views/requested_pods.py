@@ -21,6 +21,7 @@ from headroom.contract.kube import (
     ResourceRequirements,
     Toleration,
 )
+from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.journal.journal import STOCK_SCHEDULER, scheduler_of
 from headroom.core.placement.request import Unreadable, VramRequest
@@ -129,12 +130,33 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
     if pod is None:
         raise HTTPException(
             404,
-            f"pod {namespace}/{name} is not known: Headroom watches only pods that request "
+            _unreserved_use(context.cluster, namespace, name)
+            or f"pod {namespace}/{name} is not known: Headroom watches only pods that request "
             f"{', '.join(context.cluster.rules.resources)}. If it does not exist, the API "
             "server may have rejected it, for example by a ResourceQuota: "
             + command("kubectl", "-n", namespace, "get", "events"),
         )
     return pod
+
+
+def _unreserved_use(cluster: Cluster, namespace: str, name: str) -> str:
+    """Return how much GPU memory the pod uses although it requests no managed GPU, as a sentence;
+    "" if no report shows it."""
+    for gpunode in cluster.gpunodes():
+        status = gpunode.status
+        uses = [
+            use
+            for use in (status.pods if status else ())
+            if (use.namespace, use.name) == (namespace, name)
+        ]
+        if uses:
+            used = gib(sum(use.used_bytes or 0 for use in uses), up=True)
+            return (
+                f"pod {namespace}/{name} uses {used} of the GPUs of node {gpunode.name} without a "
+                "reservation: it requests none of the resources that Headroom manages "
+                f"({', '.join(cluster.rules.resources)}). Let it request one of them, or end it"
+            )
+    return ""
 
 
 def new_pods(

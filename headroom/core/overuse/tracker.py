@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headroom.contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, OveruseEviction
+from headroom.contract.kube import Pod
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder
 from headroom.core.placement.unreserved_pods import unreserved_pods
@@ -253,7 +254,7 @@ class Overcommits(Tracker):
 
     def node_weighed(self, node: WeighedNode) -> None:
         status = node.gpunode.status if node.gpunode else None
-        if found := tuple(_overcommitted(node.name, node.written_devices, status)):
+        if found := tuple(_overcommitted(node.name, node.written_devices, status, node.pods)):
             self._of_node[node.name] = found
         else:
             self._of_node.pop(node.name, None)
@@ -313,7 +314,10 @@ def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
 
 
 def _overcommitted(
-    node: str, terms: Sequence[DeviceTerms], status: GPUNodeStatus | None = None
+    node: str,
+    terms: Sequence[DeviceTerms],
+    status: GPUNodeStatus | None = None,
+    pods: Sequence[Pod] = (),
 ) -> Iterator[Overcommit]:
     for term in terms:
         # Contradictory or missing values are no proof, so they must not raise an alarm.
@@ -326,5 +330,5 @@ def _overcommitted(
                 term.holders,
                 term.unreserved_pods_bytes,
                 term.unattributed_bytes,
-                unreserved_pods(status, term),
+                unreserved_pods(status, term, pods),
             )

@@ -139,7 +139,9 @@ class Crowding:
         measured_bytes = holder.measured_bytes or 0
         if holder.uid == self.uid:
             who = "this pod"
-        elif holder.name and sees(holder.namespace, holder.name):
+        elif not holder.name:
+            who = f"the pod with uid {holder.uid}"
+        elif sees(holder.namespace, holder.name):
             who = f"pod {holder.namespace}/{holder.name}"
         else:
             who = unnamed

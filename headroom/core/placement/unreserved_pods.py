@@ -1,25 +1,30 @@
 """Finds the pods that use a device without a reservation, from the report of the node."""
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.kube import Pod
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
 from headroom.core.placement.report_index import memories_of
 
 
-def unreserved_pods(status: GPUNodeStatus | None, terms: DeviceTerms) -> tuple[Holder, ...]:
+def unreserved_pods(
+    status: GPUNodeStatus | None, terms: DeviceTerms, pods: Iterable[Pod] = ()
+) -> tuple[Holder, ...]:
     """Return the pods that use the memory of the device without a reservation, largest first.
 
-    Namespace and name come from the report. A pod whose use is 0 or unknown is left out.
+    Namespace and name come from the report, or else from ``pods``, and are empty if both lack them.
+    A pod whose use is 0 or unknown is left out.
     """
     if status is None or not terms.unreserved_pods_bytes:
         return ()
     uuids = _uuids_of_memory(status, terms.device.uuid)
     reserved = {each.uid for each in terms.holders}
     found = _used_bytes(status, uuids, reserved)
-    names = {use.uid: (use.namespace, use.name) for use in status.pods if use.name}
+    names = {pod.metadata.uid: (pod.metadata.namespace, pod.metadata.name) for pod in pods}
+    names |= {use.uid: (use.namespace, use.name) for use in status.pods if use.name}
     return tuple(
         Holder(uid, *names.get(uid, ("", "")), 0, used_bytes, observed=True)
         for uid, used_bytes in sorted(found.items(), key=lambda each: (-each[1], each[0]))
