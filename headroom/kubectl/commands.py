@@ -34,6 +34,7 @@ from headroom.kubectl.options import (
     AllNamespaces,
     Format,
     Limit,
+    NameFormat,
     Namespace,
     Options,
     PodOrWorkload,
@@ -123,7 +124,7 @@ def pending(
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
     limit: Limit = None,
-    output: Format = None,
+    output: NameFormat = None,
 ) -> None:
     """List the pods that wait for a GPU, each with the memory that it lacks."""
     options: Options = context.obj
@@ -188,7 +189,7 @@ def decisions(
         ),
     ] = False,
     limit: Limit = None,
-    output: Format = None,
+    output: NameFormat = None,
 ) -> None:
     """List decisions about pods, newest first."""
     options: Options = context.obj
@@ -239,7 +240,7 @@ def drift(
     context: typer.Context,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
-    output: Format = None,
+    output: NameFormat = None,
 ) -> None:
     """Compare each reservation with reality: the predicted and actual devices, and the use."""
     options: Options = context.obj

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headroom.kubectl.options import Options
+from headroom.kubectl.options import AllNamespaces, Options
 from headroom.kubectl.output import Sheet, print_data, show_lines, show_table
 from headroom.kubectl.sheet import show_csv
 from headroom.kubectl.table import Table
@@ -38,6 +38,7 @@ def costs(
     namespace: Annotated[
         str | None, typer.Option("-n", "--namespace", help="Only this namespace; default: all.")
     ] = None,
+    all_namespaces: AllNamespaces = False,
     output: Annotated[
         Sheet | None,
         typer.Option(
@@ -47,7 +48,7 @@ def costs(
 ) -> None:
     """Report the GPU hours that each namespace held, used and left idle, and what they cost."""
     options: Options = context.obj
-    body = options.api().get("costs", since=since, namespace=namespace)
+    body = options.api().get("costs", since=since, namespace=None if all_namespaces else namespace)
     if output is Sheet.CSV:
         show_csv(body["namespaces"], ["namespace", *body["total"]])
         return

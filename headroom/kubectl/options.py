@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 from headroom.contract.errors import BadQuantity, shortened
 from headroom.contract.quantity import implausible, parse_bytes
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi, Transport
-from headroom.kubectl.output import Data, Output, show
+from headroom.kubectl.output import HEADERS, JsonPath, Output, show
 from headroom.kubectl.transport import NAMESPACE, default_namespace, transport_for
 from headroom.version import own_version
 
@@ -102,6 +102,9 @@ def set_options(
     headroom_namespace: Annotated[
         str, typer.Option(help="Namespace of Headroom's console.")
     ] = NAMESPACE,
+    no_headers: Annotated[
+        bool, typer.Option("--no-headers", help="Print tables without headers and totals.")
+    ] = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -111,6 +114,7 @@ def set_options(
 ) -> None:
     """Store the options that all commands have. An option on the command line overrides the
     variable HEADROOM_SERVER."""
+    HEADERS.set(not no_headers)
     of_variable = _is_variable(context, "server")
     if of_variable and (kubeconfig or kube_context):
         server, of_variable = None, False
@@ -146,12 +150,53 @@ Limit = Annotated[int | None, typer.Option(min=1, max=100_000, help="Maximum num
 Since = Annotated[
     str | None, typer.Option(help="A time, such as 2026-01-31T12:00:00Z, or an age, such as 10m.")
 ]
+#: Formats that kubectl evaluates.
+_TEMPLATES = "jsonpath=", "jsonpath-as-json=", "go-template="
+
+
+def _output(formats: Sequence[Output], help: str) -> Any:
+    """Return option ``--output`` with these formats and the formats that kubectl evaluates."""
+    words = [each.value for each in formats]
+
+    def parsed(text: str) -> Output | JsonPath:
+        text = text.removeprefix("=")  # kubectl accepts -o=json
+        if text.startswith(_TEMPLATES):
+            return JsonPath(text)
+        if text not in words:
+            raise typer.BadParameter(
+                f"{text!r} is not one of {', '.join(words)}, jsonpath=TEMPLATE. Example: -o json"
+            )
+        return Output(text)
+
+    def completed(incomplete: str) -> list[str]:
+        return [word for word in (*words, "jsonpath=") if word.startswith(incomplete)]
+
+    return typer.Option(
+        *("-o", "--output"),
+        parser=parsed,
+        metavar="FORMAT",
+        autocompletion=completed,
+        help=f"{help} jsonpath=TEMPLATE: as kubectl, from the whole answer.",
+    )
+
+
+# Typer accepts no union. The values are of type ``Output | JsonPath | None``.
 Format = Annotated[
-    Output | None,
-    typer.Option("-o", "--output", help="json, yaml: the whole answer. wide: more columns."),
+    Any,
+    _output(
+        (Output.JSON, Output.YAML, Output.WIDE), "json, yaml: the whole answer. wide: more columns."
+    ),
+]
+NameFormat = Annotated[
+    Any,
+    _output(
+        tuple(Output),
+        "json, yaml: the whole answer. wide: more columns. name: only TYPE/NAME.",
+    ),
 ]
 DataFormat = Annotated[
-    Data | None, typer.Option("-o", "--output", help="json, yaml: the whole answer.")
+    Any,
+    _output((Output.JSON, Output.YAML), "json, yaml: the whole answer."),
 ]
 PodOrWorkload = Annotated[
     str,

@@ -39,25 +39,47 @@ class Table:
     bad: set[int] = field(default_factory=set)
     #: Lines that are printed below the rows.
     total: list[str] = field(default_factory=list)
+    #: Names of pods if the rows are not single pods.
+    pods: list[str] | None = None
 
     def add(self, *cells: str, bad: bool = False) -> None:
         if bad:
             self.bad.add(len(self.rows))
         self.rows.append(tuple(map(printable, cells)))
 
+    def resources(self) -> list[str]:
+        """Return TYPE/NAME of each pod of the table, or else of each node, once."""
+        kind = "POD" if "POD" in self.columns else "NODE"
+        at = self.columns.index(kind)
+        names = (row[at] for row in self.rows) if self.pods is None else map(printable, self.pods)
+        return list(dict.fromkeys(f"{kind.lower()}/{name}" for name in names))
 
-def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
+
+def laid_out(
+    table: Table, width: int | None, *, headers: bool = True
+) -> Iterator[tuple[Style, str]]:
     """Yield the lines of the table with their styles. ``width`` is the width of the terminal, or
-    None."""
+    None. Without ``headers``, only the rows are yielded.
+
+    If the columns are wider than the terminal, headers of several words take several lines.
+    """
     has_state = table.columns[-1] == STATE
     states = [row[-1] for row in table.rows] if has_state else []
     columns = list(zip(table.columns, *table.rows, strict=True))[: -1 if has_state else None]
     if width is not None:
         short = [len(state) for state in (STATE, *states) if len(state) <= _SHORT_STATE]
         _shorten_names(columns, width - (len(_GAP) + max(short) if has_state else 0))
-    columns = [_aligned(column) for column in columns]
-    header, *rows = (_GAP.join(cells) for cells in zip(*columns, strict=True))
-    yield "bold", f"{header}{_GAP}{STATE}" if has_state else header.rstrip()
+    depth = 1
+    if width is not None and _total(columns) + has_state * len(f"{_GAP}{STATE}") > width:
+        depth = max(len(header.split()) for header, *_ in columns)
+        columns = [_stacked(column, depth) for column in columns]
+    columns = [_aligned(column, depth) for column in columns]
+    lines = [_GAP.join(cells) for cells in zip(*columns, strict=True)]
+    above, rows = lines[:depth], lines[depth:]
+    if has_state:
+        above[-1] += f"{_GAP}{STATE}"
+    for header in above if headers else ():
+        yield "bold", header.rstrip()
     for number, row in enumerate(rows):
         style: Style = "red" if number in table.bad else ""
         if not has_state:
@@ -70,7 +92,7 @@ def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
         yield style, row.rstrip()
         for line in wrapped(state, width, _BELOW):
             yield style, line
-    for line in table.total:
+    for line in table.total if headers else ():
         yield "bold", line
 
 
@@ -95,7 +117,7 @@ def wrapped(
 
 def _shorten_names(columns: list[Row], width: int) -> None:
     """Shorten columns of names in place, until the table has the width or no name can shrink."""
-    over = sum(map(_width, columns)) + len(_GAP) * (len(columns) - 1) - width
+    over = _total(columns) - width
     at = {column[0]: number for number, column in enumerate(columns)}
     for number in (at[name] for name in _NAMES if name in at):
         if over <= 0:
@@ -138,12 +160,24 @@ def _end(name: str, width: int) -> str:
     return _ELLIPSIS + name[len(_ELLIPSIS) - width :]
 
 
-def _aligned(column: Row) -> Row:
-    """Pad the cells to equal width: numbers on the left, other text on the right."""
-    width, (header, *cells) = _width(column), column
+def _stacked(column: Row, depth: int) -> Row:
+    """Return the column with each word of its header in a line of its own."""
+    header, *cells = column
+    words = header.split()
+    return *[""] * (depth - len(words)), *words, *cells
+
+
+def _aligned(column: Row, depth: int) -> Row:
+    """Pad the cells to equal width: numbers on the left, other text on the right. The first
+    ``depth`` cells are the header."""
+    width, cells = _width(column), column[depth:]
     if all(cell == "-" or _NUMBER.fullmatch(cell) for cell in cells):
         return tuple(cell.rjust(width) for cell in column)
-    return header.ljust(width), *(cell.ljust(width) for cell in cells)
+    return tuple(cell.ljust(width) for cell in column)
+
+
+def _total(columns: Sequence[Row]) -> int:
+    return sum(map(_width, columns)) + len(_GAP) * (len(columns) - 1)
 
 
 def _width(column: Row) -> int:

@@ -72,6 +72,7 @@ def pending(body: Body, wide: bool = False) -> Table:
     columns = ["NAMESPACE", "POD", "AGE", "REQUEST", "SHORT", "NEAREST"]
     columns += ["RESOURCE", "FITS", "SINCE"] if wide else []
     table = Table((*columns, STATE))
+    table.pods = [pod["name"] for pod in body["pods"]]
     shown = set[tuple[str, str]]()
     for pod in body["pods"]:
         asks, group = pod["request"], pod.get("group")

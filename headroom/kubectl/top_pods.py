@@ -1,6 +1,6 @@
 """Formats `top pod`: the memory of pods. Only pure functions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,16 +76,24 @@ class _Held:
 
 
 def pods(
-    body: Body, namespace: str | None, order: SortBy = SortBy.WORST, wide: bool = False
+    body: Body,
+    namespace: str | None,
+    order: SortBy = SortBy.WORST,
+    wide: bool = False,
+    names: Collection[str] = (),
 ) -> Table:
-    """Return a row for each pod in each memory, for one namespace or for all (None).
+    """Return a row for each pod in each memory, for one namespace or for all (None). If
+    ``names`` is not empty, return only pods with these names.
 
     A pod that no report shows yet has one row for all GPUs on which it may be. If several GPUs
     share the memory, the row has the numbers of all of them. ``wide`` adds the model and the uids.
     Pods that use memory without a reservation are shown too. If a pod has a limit, the limits and
     classes of all pods are shown.
     """
-    shown = sorted(_held(body, namespace), key=_pod_key(order))
+    held = (
+        each for each in _held(body, namespace) if not names or each.entries[0]["name"] in names
+    )
+    shown = sorted(held, key=_pod_key(order))
     has_limits = any(each.limit for each in shown)
     columns = ["NAMESPACE", "POD", "NODE", "GPU", "RESERVED"]
     columns += ["LIMIT", "USED", "CLASS"] if has_limits else ["USED"]
