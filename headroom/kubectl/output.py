@@ -75,7 +75,12 @@ def _evaluated(body: Any, output: JsonPath) -> str:
     """Return what kubectl prints for the body. Raises ``CommandError``."""
     # With --local, kubectl contacts no API server and accepts every kind. The patch is empty.
     command = ["kubectl", "patch", "--local", "--type=merge", "--patch={}", "--filename=-"]
-    whole = {"kind": "Answer", "metadata": {"name": "answer"}, **body}
+    whole = {
+        "apiVersion": "headroom.gpu/v1",
+        "kind": "Answer",
+        "metadata": {"name": "answer"},
+        **body,
+    }
     try:
         done = subprocess.run(
             [*command, f"--output={output.value}"],

@@ -34,7 +34,7 @@ def top(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="Only these objects; for top gpu, the GPUs of these nodes."
+            metavar="NAME", help="Only these objects; for top gpu, the GPUs of these nodes."
         ),
     ] = None,
     namespace: Namespace = None,

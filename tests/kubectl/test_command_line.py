@@ -126,9 +126,8 @@ def test_a_file_that_is_not_a_kubeconfig_is_reported(
             "Missing option '--vram'. Example: kubectl headroom capacity --vram 20Gi",
         ),
         (
-            ["top", "pod", "llm"],
-            "Got unexpected extra argument(s) (llm). "
-            "Example: kubectl headroom top pod --search trainer",
+            ["cordon", "gpu-a"],
+            "Missing argument 'GPU'. Example: kubectl headroom cordon gpu-2 0",
         ),
         (
             ["idle", "--by", "team"],
@@ -287,6 +286,9 @@ def test_kubectl_gets_completions() -> None:
     assert {"top", "why", "doctor"} <= set(offered(""))
     assert offered("do") == ["doctor"]
     assert offered("top", "") == ["node", "gpu", "pod", "model"]
+    assert offered("top", "-o", "js") == ["json", "jsonpath="]
+    assert offered("top", "--no-h") == []
+    assert offered("--no-h") == ["--no-headers"]
     assert offered("doctor", "--sch") == ["--scheduler-config"]
     assert offered("--context", "it's one", "cap") == ["capacity"]
     assert offered("who") == []

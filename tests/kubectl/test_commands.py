@@ -43,6 +43,50 @@ def test_top_lists_gpus_and_pods(server: Server) -> None:
     assert run(server.debug, "top", "pod", "-A").stdout == held
 
 
+def test_names_select_nodes_gpus_and_pods(server: Server) -> None:
+    node = run(server.debug, "top", "node", "shared-0000").stdout
+    assert [line.split()[0] for line in node.splitlines()[1:3]] == ["shared-0000", "TOTAL"]
+    gpus = run(server.debug, "--no-headers", "top", "gpu", "shared-0000").stdout
+    assert [line.split()[:2] for line in gpus.splitlines()] == [
+        ["shared-0000", "0"],
+        ["shared-0000", "1"],
+    ]
+    pods = run(server.debug, "top", "pod", "fits", "-n", "team-a", "--no-headers").stdout
+    assert [line.split()[:2] for line in pods.splitlines()] == [["team-a", "fits"]]
+    for words, missing in (
+        (("node", "shared-0000", "nix"), "no node nix with a GPU"),
+        (("gpu", "nix"), "no node nix with a GPU"),
+        (("pod", "fits", "nix", "-n", "team-a"), "no pod nix with a GPU in namespace team-a"),
+        (("pod", "fits", "-n", "team-b"), "no pod fits with a GPU in namespace team-b"),
+        (("model", "nix"), "no model nix with a GPU"),
+    ):
+        rejected = run(server.debug, "top", *words)
+        assert (rejected.returncode, rejected.stdout) == (1, "")
+        assert rejected.stderr == f"kubectl headroom: {missing}\n"
+
+
+def test_names_of_resources_and_templates_are_printed_as_by_kubectl(server: Server) -> None:
+    names = run(server.debug, "top", "gpu", "shared-0000", "-o", "name")
+    assert names.stdout == "node/shared-0000\n"
+    assert run(server.debug, "top", "pod", "-A", "-o=name").stdout == "pod/fits\n"
+    assert "pod/large\n" in run(server.debug, "pending", "-A", "-o", "name").stdout
+    whole = json.loads(run(server.debug, "top", "-o", "json").stdout)
+    listed = run(server.debug, "top", "-o", "jsonpath={.nodes[*].name}")
+    assert listed.stdout.split() == [each["name"] for each in whole["nodes"]]
+    template = run(server.debug, "top", "-o", "go-template={{len .nodes}}")
+    assert template.stdout == str(len(whole["nodes"]))
+    wrong = run(server.debug, "top", "-o", "jsonpath={.nodes[}")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "-o jsonpath={.nodes[}: " in wrong.stderr
+    for words in (("why", "fits", "-o", "name"), ("quota", "-o", "wide"), ("top", "-o", "xml")):
+        rejected = run(server.debug, *words)
+        assert rejected.returncode == 2
+        assert f"'{words[-1]}' is not one of json, yaml" in rejected.stderr
+    assert run(server.debug, "costs", "-A").returncode == 0
+    rejected = run(server.debug, "top", "model", "-o", "name")
+    assert "-o name prints nodes and pods" in rejected.stderr
+
+
 def test_why_shows_the_request_the_missing_memory_and_suggestions(server: Server) -> None:
     shown = run(server.debug, "why", "team-a/large").stdout
     assert shown.startswith(

@@ -14,6 +14,22 @@ def lines(table: Table, width: int | None) -> list[str]:
     return [line for _, line in laid_out(table, width)]
 
 
+def test_headers_of_several_words_wrap_only_if_the_columns_are_too_wide() -> None:
+    table = Table(("NODE", "FREE REPLICAS", "MODEL", STATE))
+    table.add("gpu-a", "4", "L4", "ok")
+    table.total = ["TOTAL"]
+    assert lines(table, 34) == lines(table, None)
+    assert lines(table, None)[0] == "NODE   FREE REPLICAS  MODEL  STATE"
+    assert lines(table, 33) == [
+        "           FREE",
+        "NODE   REPLICAS  MODEL  STATE",
+        "gpu-a         4  L4     ok",
+        "TOTAL",
+    ]
+    rows = [line for _, line in laid_out(table, 33, headers=False)]
+    assert rows == ["gpu-a         4  L4     ok"]
+
+
 def test_the_host_in_a_domain_name_is_kept() -> None:
     assert shortened(EKS, 15) == [
         "ip-10-0-1-4…",
