@@ -24,6 +24,7 @@ from headroom.runtime.memory_policy import limit_heap
 from headroom.runtime.settings.loading import check_settings, load_settings
 from headroom.runtime.settings.reload import Origin
 from headroom.runtime.settings.settings import Settings
+from headroom.runtime.settings.settings_files import read_settings
 
 app = typer.Typer(
     add_completion=False,
@@ -320,17 +321,20 @@ def check(
         Path, typer.Argument(help="The extender's settings: a YAML file, or a folder of them.")
     ],
 ) -> None:
-    """List all errors in settings files, each with its line, the reason and an example.
+    """List all errors in settings files, each with its line, the reason and an example, or show the
+    mode that the files set.
 
     It reads only these files, no environment variables, and none of the files that they name.
     The exit status is 0 if the extender would start with these settings, and otherwise 2.
     """
-    _, problems = check_settings(file, {}, {})
+    settings, problems = check_settings(file, {}, {})
     for problem in problems:
         typer.echo(printable(str(problem)), err=True)
-    if problems:
+    if settings is None or problems:
         raise typer.Exit(2)
-    typer.echo(f"{file}: valid")
+    place = read_settings(file).places.get(("mode",))
+    source = f"set in {place}" if place else "the default, because no file sets it"
+    typer.echo(printable(f"{file}: valid, mode: {settings.mode.value} ({source})"))
 
 
 @app.command()

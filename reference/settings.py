@@ -18,7 +18,7 @@ _INTRO = """\
 ## The extender
 
     headroom extender --config headroom.yaml    # console and webhook read the same file
-    headroom config check headroom.yaml    # 0: valid; 2: invalid, with the line of each mistake
+    headroom config check headroom.yaml    # 0: valid, with the mode; 2: invalid, with lines
 
 Settings come from YAML files, from environment variables and from the command line. For each
 setting, a flag overrides its variable, and the variable overrides the files. If `--config` names a

@@ -191,8 +191,14 @@ def test_the_example_of_each_setting_is_valid(file: Path) -> None:
 
 def test_config_check_reports_errors_and_exits_with_2(file: Path) -> None:
     runner = CliRunner()
+    file.write_text("# ours\nmode: observe\n")
     good = runner.invoke(config_commands, ["check", str(file)])
-    assert (good.exit_code, good.stdout) == (0, f"{file}: valid\n")
+    assert good.exit_code == 0
+    assert good.stdout == f"{file}: valid, mode: observe (set in {file}:2)\n"
+    file.write_text("policy: pack\n")
+    assert runner.invoke(config_commands, ["check", str(file)]).stdout == (
+        f"{file}: valid, mode: enforce (the default, because no file sets it)\n"
+    )
     file.write_text("policy: tight\npolcy: pack\n")
     bad = runner.invoke(config_commands, ["check", str(file)])
     assert bad.exit_code == 2
@@ -227,6 +233,15 @@ def test_a_later_file_of_a_folder_overrides_an_earlier_one(folder: Path) -> None
     settings = load_settings(folder, {})
     assert (settings.mode.value, settings.verbs_host) == ("enforce", "localhost")
     assert load_settings(folder, {"HEADROOM_MODE": "observe"}).mode.value == "observe"
+
+
+def test_config_check_names_the_file_of_the_folder_that_sets_the_mode(folder: Path) -> None:
+    def check() -> str:
+        return CliRunner().invoke(config_commands, ["check", str(folder)]).stdout
+
+    assert check() == f"{folder}: valid, mode: enforce (set in {folder / 'headroom.yaml'}:2)\n"
+    (folder / "headroom.yaml").unlink()
+    assert check() == f"{folder}: valid, mode: observe (set in {folder / '10-base.yaml'}:1)\n"
 
 
 def test_an_error_names_the_file_of_the_folder_that_decides(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from headroom.contract.annotations import PREFIX, USER_ANNOTATIONS, VRAM_FROM, VRAM_REQUESTED
+from headroom.kubectl.debug_api_client import OBSERVES
 from tests.controlplane import ROOT, built
 from tests.deploy.pages import blocks, read
 from tests.deploy.rendered import (
@@ -62,6 +63,29 @@ def test_every_component_and_platform_is_on_the_page_with_its_value() -> None:
         assert f"`{platform}` | `{platform}.yaml`" in platforms
     for platform, overlay in CHART_ONLY.items():
         assert f"`{overlay}` | `{platform}.yaml`" in platforms
+
+
+def test_the_pages_name_the_overlays_that_do_not_observe_at_first() -> None:
+    def sets_mode(text: str) -> bool:
+        return "mode: enforce" in text
+
+    enforcing = {
+        path.parent.name
+        for path in (DEPLOY / "overlays").glob("*/headroom.yaml")
+        if sets_mode(path.read_text())
+    }
+    charts = {
+        path.stem
+        for path in (DEPLOY / "chart/headroom/platforms").glob("*.yaml")
+        if sets_mode(path.read_text())
+    }
+    assert enforcing == charts == {"trial"}
+    platforms = read("get-started/platforms.md").splitlines()
+    rows = [line for line in platforms if line.startswith("|") and "Its mode is `enforce`" in line]
+    assert [row.split("|")[2].strip() for row in rows] == ["`trial`"]
+    assert "overlay `trial` enforces" in read("get-started/kustomize.md")
+    assert "Only `trial.yaml` sets mode enforce" in " ".join(read("get-started/helm.md").split())
+    assert OBSERVES.partition(":")[0] in read("get-started/helm.md")
 
 
 def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
