@@ -81,6 +81,13 @@ MAX_NAME_CHARS = 80
 #: Prefixes of the UUIDs of GPUs and of MIG devices.
 UUID_PREFIXES = ("GPU-", "MIG-")
 
+#: Names that users may write after the prefix of Headroom's annotations, and the names that they
+#: mean.
+_SYNONYMS = {
+    **dict.fromkeys(("memory", "mem", "gpu-memory", "gpu-mem", "gpumem", "vmem"), VRAM),
+    **dict.fromkeys(("memory-limit", "mem-limit", "limit"), VRAM_LIMIT),
+}
+
 WOULD = "in mode enforce, this pod would be rejected"
 
 
@@ -316,18 +323,29 @@ def _without_effect(
     keys = (
         key
         for key in sorted(metadata.annotations or {})
-        if key.startswith("headroom") and key not in known and not is_extender_annotation(key)
+        if _may_be_ours(key) and key not in known and not is_extender_annotation(key)
     )
     # A response cannot contain more warnings, and the search for similar names is slow.
     for key in islice(keys, MAX_WARNINGS):
         if key in labels:
             yield f"annotation {key} has no effect; set a label of that name"
             continue
-        near = get_close_matches(key[:MAX_NAME_CHARS].lower(), known, 1, 0.8)
+        meant = _SYNONYMS.get(key.removeprefix(PREFIX).lower(), "")
+        near = [meant] if meant in known else _similar(key, known)
         suggestion = f"; did you mean {near[0]}?" if near else ""
         if near or key.startswith(PREFIX):
             reads = f"Headroom does not read it{where}{suggestion}"
             yield f"annotation {shortened(key)} has no effect: {reads}"
+
+
+def _may_be_ours(key: str) -> bool:
+    """Return whether the name has a prefix that may be misspelt, such as headrom.gpu/."""
+    return key.startswith("headroom") or (key.startswith("h") and ".gpu/" in key[:MAX_NAME_CHARS])
+
+
+def _similar(key: str, known: Collection[str]) -> list[str]:
+    """Return the most similar known name, or an empty list."""
+    return get_close_matches(key[:MAX_NAME_CHARS].lower(), known, 1, 0.8)
 
 
 def _implausible(key: str, text: str) -> Iterator[str]:

@@ -180,7 +180,9 @@ class TestTemplates:
         assert warnings({"metadata": {"name": "x"}, "spec": {"replicas": 1}}, kind="Scale") == []
 
 
-@pytest.mark.parametrize("key", ["headroom.gpu/VRAM", "headroom.io/vram"])
+@pytest.mark.parametrize(
+    "key", ["headroom.gpu/VRAM", "headroom.io/vram", "headrom.gpu/vram", "headroom.gpu/memory"]
+)
 def test_a_misspelt_annotation_gets_a_warning(key: str) -> None:
     (told,) = warnings(manifest(annotations={key: "8Gi"}))
     assert told.endswith("did you mean headroom.gpu/vram?")

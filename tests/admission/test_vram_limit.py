@@ -62,8 +62,8 @@ def test_a_valid_limit_is_admitted(vram: str, limit: str | None, memory_class: M
         pytest.param(
             "8Gi",
             "20",
-            "annotation headroom.gpu/vram-limit: '20' is less than the request of container main, "
-            "8Gi. Example: headroom.gpu/vram-limit: 8Gi",
+            "annotation headroom.gpu/vram-limit: '20' is only 20 bytes; the unit is "
+            "probably missing. Example: headroom.gpu/vram-limit: 8Gi",
             id="without a unit",
         ),
         pytest.param(

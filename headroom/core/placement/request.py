@@ -47,7 +47,7 @@ from headroom.contract.errors import BadAnnotation, BadQuantity, shortened
 from headroom.contract.gate import is_gated
 from headroom.contract.kube import Container, Pod
 from headroom.contract.pod_limits import exceeded
-from headroom.contract.quantity import parse_bytes
+from headroom.contract.quantity import implausible, parse_bytes
 from headroom.contract.reasons import Reason
 from headroom.contract.vram_limit import compared, parse_vram_limit
 from headroom.core.placement.policy import Rules
@@ -432,7 +432,8 @@ def _limited(
             why = f"names no limit for container {ask.name}"
             raise BadAnnotation(VRAM_LIMIT, text, why, f"{text},{ask.name}={ask.amount_text}")
         if (difference := compared(limit, ask.amount)) is not None and difference < 0:
-            why = f"is less than the request of container {ask.name}, {ask.amount_text}"
+            why = implausible(limit.count_bytes) if isinstance(limit, Bytes) else ""
+            why = why or f"is less than the request of container {ask.name}, {ask.amount_text}"
             raise BadAnnotation(VRAM_LIMIT, text, why, ask.amount_text)
         limited.append(replace(ask, limit=limit))
     return tuple(limited)
