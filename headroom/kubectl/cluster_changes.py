@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from headroom.client.kube_protocol import status_of
+from headroom.contract.owners import cron_job_of
 from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
 from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 
@@ -243,6 +244,8 @@ def _workloads(pod: Any) -> Iterator[tuple[str, str]]:
     if (owner := _controller(pod)) is None:
         return
     yield owner.kind, owner.name
+    if owner.kind == "Job" and (cron_job := cron_job_of(owner.name)):
+        yield "CronJob", cron_job
     labels = pod.metadata.labels or {}
     for label, kind in _TEMPLATE_HASHES.items():
         if owner.kind == "ReplicaSet" and owner.name.endswith(suffix := f"-{labels.get(label)}"):

@@ -60,7 +60,7 @@ from headroom.kubectl.score_command import score
 from headroom.kubectl.top_command import NO_NODES, no_pods, top
 from headroom.kubectl.whatif import whatif
 from headroom.kubectl.why import why as explained
-from headroom.kubectl.workload import explain_workload, workload_of
+from headroom.kubectl.workload import explain_workload, pod_key, workload_of
 
 app = typer.Typer(
     cls=GroupedHelp,
@@ -173,7 +173,8 @@ app.command(rich_help_panel=EXPLAIN)(score)
 def decisions(
     context: typer.Context,
     pod: Annotated[
-        str | None, typer.Option(help="Only decisions about this pod: name, or namespace/name.")
+        str | None,
+        typer.Option(help="Only decisions about this pod: name, namespace/name, or deploy/NAME."),
     ] = None,
     node: Annotated[
         str | None, typer.Option(help="Only decisions that chose this node or bound to it.")
@@ -193,11 +194,12 @@ def decisions(
 ) -> None:
     """List decisions about pods, newest first."""
     options: Options = context.obj
+    api = options.api()
     if pod is not None:
-        pod, chosen = "/".join(options.pod(pod, namespace)), None
+        pod, chosen = pod_key(options, api, pod, namespace), None
     else:
         chosen = options.namespace(namespace, all_namespaces)
-    body = options.api().get(
+    body = api.get(
         "decisions",
         namespace=chosen,
         pod=pod,

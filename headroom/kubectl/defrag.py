@@ -21,6 +21,7 @@ from headroom.kubectl.eviction import EVERY_S, Clock
 from headroom.kubectl.options import DataFormat, Namespace, Options, timeout_seconds
 from headroom.kubectl.output import not_checked, print_data, show_lines
 from headroom.kubectl.top import counted
+from headroom.kubectl.workload import pod_key
 
 Body = Mapping[str, Any]
 CLOCK = Clock(time.monotonic, time.sleep)
@@ -33,7 +34,8 @@ def defrag(
     pod: Annotated[
         str | None,
         typer.Argument(
-            help="Name of the waiting pod, or namespace/name; default: every waiting pod."
+            help="Name of the waiting pod, namespace/name, or a workload: deploy/NAME; default:"
+            " every waiting pod."
         ),
     ] = None,
     namespace: Namespace = None,
@@ -70,7 +72,7 @@ def defrag(
     timeout_s = timeout_seconds(timeout)
     options: Options = context.obj
     api = options.api()
-    asked = None if pod is None else "/".join(options.pod(pod, namespace))
+    asked = None if pod is None else pod_key(options, api, pod, namespace)
 
     def ask(on: str | None) -> Body:
         body: Body = api.get("defrag", pod=asked, free_node=free_node or None, node=on)

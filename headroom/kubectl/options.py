@@ -201,6 +201,7 @@ DataFormat = Annotated[
 PodOrWorkload = Annotated[
     str,
     typer.Argument(
-        help="Name of the pod, namespace/name, or a workload: deploy/NAME, sts/NAME, job/NAME."
+        help="Name of the pod, namespace/name, or a workload: deploy/NAME, sts/NAME, job/NAME,"
+        " cj/NAME."
     ),
 ]

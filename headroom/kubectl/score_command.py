@@ -13,6 +13,7 @@ from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.options import Limit, Namespace, Options
 from headroom.kubectl.output import note_more, print_data, show, show_lines, show_table
 from headroom.kubectl.why import score as scored
+from headroom.kubectl.workload import pod_key
 
 #: Maximum size of a manifest in bytes; the debug API accepts no larger body.
 _MAX_BYTES = 1 << 20
@@ -27,7 +28,10 @@ class ScoreOutput(Enum):
 
 def score(
     context: typer.Context,
-    pod: Annotated[str | None, typer.Argument(help="Name of the pod, or namespace/name.")] = None,
+    pod: Annotated[
+        str | None,
+        typer.Argument(help="Name of the pod, namespace/name, or a workload: deploy/NAME."),
+    ] = None,
     filename: Annotated[
         str | None,
         typer.Option(
@@ -74,8 +78,9 @@ def score(
         raise CommandError("-o name lists nodes, so remove --node. Example: -o json", BAD_INPUT)
     query = {"node": node, "against": against, "limit": limit}
     if filename is None:
-        key = "/".join(options.pod(pod or "", namespace))
-        body = options.api().get("score", pod=key, decision=decision, **query)
+        api = options.api()
+        key = pod_key(options, api, pod or "", namespace)
+        body = api.get("score", pod=key, decision=decision, **query)
     elif decision is not None:
         raise CommandError("--decision needs a pod that was decided; remove -f", BAD_INPUT)
     else:

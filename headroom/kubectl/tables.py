@@ -171,10 +171,22 @@ def ranking(body: Body, wide: bool = False) -> Table:
     return table
 
 
+def bound_note(body: Body) -> str:
+    """Return where the pod of a score is, and how to see why, or an empty string if it is not
+    bound. The score is computed now, and not when the pod was bound."""
+    if body.get("source") == "decision" or not body.get("bound_to"):
+        return ""
+    command = f"kubectl headroom score {body['namespace']}/{body['name']} --decision last"
+    return (
+        f"the pod is on node {body['bound_to']}; this ranking is computed now, as if the pod were "
+        f"not placed yet. To see why it is there: {command}"
+    )
+
+
 def ranking_notes(body: Body) -> list[str]:
     """Return sentences about the ranking as a whole: what decides between the first two nodes, and
     which nodes a past decision does not name."""
-    notes = [body["difference"], body["not_tried"]]
+    notes = [bound_note(body), body["difference"], body["not_tried"]]
     if body["source"] == "decision":
         fit = f"{counted(body['fits'], 'node')} could take the pod"
         if body["unrecorded"]:

@@ -7,7 +7,7 @@ from typing import Any
 from headroom.contract.device_names import nouns
 from headroom.contract.quantity import for_people, gib
 from headroom.kubectl.output import not_checked, unread
-from headroom.kubectl.tables import reason_lines
+from headroom.kubectl.tables import bound_note, reason_lines
 from headroom.kubectl.top import counted
 
 PLACEMENT = "headroom.gpu/placement"
@@ -172,6 +172,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
     """Format the body of /v1/score: one pod on one node, now and in the last attempt."""
     live = body["live"]
     lines = list(live["node"]["lines"])
+    lines += [f"  {note}"] if (note := bound_note(body)) else []
     lines.append(f"  {_source(live)}, generation {body['snapshot_generation']}")
     lines += [f"  fails: {each['message']}" for each in live["failing"]]
     if live["not_tried"]:

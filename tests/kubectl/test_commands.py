@@ -191,6 +191,19 @@ def test_score_shows_the_record_of_a_past_decision(server: Server) -> None:
     assert (unknown.returncode, "no longer on record" in unknown.stderr) == (1, True)
 
 
+def test_score_of_a_bound_pod_shows_its_node_and_how_to_see_why(server: Server) -> None:
+    note = (
+        "the pod is on node shared-0000; this ranking is computed now, as if the pod were not "
+        "placed yet. To see why it is there: kubectl headroom score team-a/fits --decision last\n"
+    )
+    assert note in run(server.debug, "score", "team-a/fits").stdout
+    assert f"  {note}" in run(server.debug, "score", "team-a/fits", "--node", "whole").stdout
+    recorded = run(server.debug, "score", "team-a/fits", "--decision", "last").stdout
+    assert "computed now" not in recorded
+    both = run(server.debug, "score", "team-a/fits", "--decision", "last", "--node", "whole")
+    assert "remove --node. Example: team-a/fits --decision last" in both.stderr
+
+
 def test_score_says_which_terms_decide_between_two_nodes(server: Server) -> None:
     pair = ("--node", "shared-0000", "--against", "whole")
     shown = run(server.debug, "score", "team-a/fits", *pair).stdout

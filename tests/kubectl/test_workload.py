@@ -13,8 +13,9 @@ from headroom.kubectl.debug_api_client import (
     DebugApi,
     NotPermitted,
 )
+from headroom.kubectl.options import Options
 from headroom.kubectl.why import why
-from headroom.kubectl.workload import explain_workload, workload_of
+from headroom.kubectl.workload import explain_workload, pod_key, workload_of
 from tests.builders import pod
 from tests.console.asking import Asked
 from tests.console.explained import node, owned
@@ -65,6 +66,8 @@ def explained(asked: Asked, written: str) -> tuple[list[str], list[str]]:
         ("sts/llm", ("StatefulSet", "llm")),
         ("rs/d2-5f7", ("ReplicaSet", "d2-5f7")),
         ("ds/agent", ("DaemonSet", "agent")),
+        ("cj/nightly", ("CronJob", "nightly")),
+        ("cronjobs.batch/nightly", ("CronJob", "nightly")),
         ("d2", None),
         ("ml/d2", None),
         ("pod/d2", None),
@@ -89,6 +92,46 @@ def test_why_of_a_deployment_lists_its_pods_and_explains_one_that_waits() -> Non
         "  d2-5f7-c: waiting",
     ]
     assert explanation[0] == "Pod default/d2-5f7-b: no node can take the pod"
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "owner", "name"),
+    [
+        ("cj/nightly", "Job", "nightly-29405820", "nightly-29405820-x7k2p"),
+        ("job/nightly-29405820", "Job", "nightly-29405820", "nightly-29405820-x7k2p"),
+        ("rs/d2-5f7", "ReplicaSet", "d2-5f7", "d2-5f7-x7k2p"),
+        ("deploy/d2", "ReplicaSet", "d2-5f7", "d2-5f7-x7k2p"),
+        ("sts/llm", "StatefulSet", "llm", "llm-0"),
+        ("ds/agent", "DaemonSet", "agent", "agent-x7k2p"),
+    ],
+)
+def test_every_kind_of_workload_finds_its_pods(
+    written: str, kind: str, owner: str, name: str
+) -> None:
+    asked = Asked()
+    asked.writer.apply(node("a", full=20))
+    made = pod("8Gi", uid="u", name=name)
+    other = pod("8Gi", uid="v", name="other-5f7-x7k2p")
+    asked.writer.apply(
+        [
+            PodSeen(owned(made, kind, owner, pod_template_hash="5f7")),
+            PodSeen(owned(other, kind, "other-29405820", pod_template_hash="5f7")),
+        ]
+    )
+    lines, _ = explained(asked, written)
+    assert lines[1:] == [f"  {name}: waiting"]
+    options = Options(None, None, None, None, None, "headroom-system")
+    key = pod_key(options, cast(DebugApi, Api(asked)), written, "default")
+    assert key == f"default/{name}"
+
+
+def test_the_pods_of_a_cronjob_are_found_through_its_jobs(tmp_path: Path) -> None:
+    owner = {"kind": "Job", "uid": "o", "apiVersion": "batch/v1", "controller": True}
+    with serving_fake(tmp_path) as (cluster, kubeconfig):
+        for name, job in (("a", "nightly-29405820"), ("b", "nightly-manual"), ("c", "nightly")):
+            cluster.add_pod(name, ownerReferences=[owner | {"name": job}])
+        found = Cluster(kubeconfig, None).pods_of("team-a", "CronJob", "nightly")
+    assert [each.name for each in found] == ["a"]
 
 
 def test_an_author_without_rights_in_the_cluster_gets_the_pods_from_the_api_server(

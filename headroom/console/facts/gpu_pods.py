@@ -14,9 +14,10 @@ from headroom.console.facts.device_occupants import Phase, phase_of
 from headroom.contract.annotations import Bytes
 from headroom.contract.gpunode import EVICTED, Charge, Device, GPUNode, PodUse, Reservation
 from headroom.contract.kube import Pod
+from headroom.contract.owners import cron_job_of
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
+from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, TEMPLATE_HASHES, owner_of
 from headroom.core.cluster.trusted_rows import trusted_rows
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder
@@ -70,6 +71,20 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
         if self.used_bytes is None:
             return 0
         return max(0, self.reserved_bytes - (self.used_bytes - self.overuse_bytes))
+
+    def is_owned_by(self, owner: str) -> bool:
+        """Return whether an owner, such as Deployment/llama, has created the pod.
+
+        The row names only one owner. The Job of a CronJob is named after the CronJob and the
+        minute, and the pod of a ReplicaSet after the ReplicaSet.
+        """
+        kind, _, name = owner.partition("/")
+        if (self.owner_kind, self.owner_name) == (kind, name):
+            return True
+        if kind == "CronJob" and self.owner_kind == "Job":
+            return cron_job_of(self.owner_name) == name
+        of_set = kind == "ReplicaSet" and self.owner_kind in TEMPLATE_HASHES.values()
+        return of_set and self.name.rpartition("-")[0] == name
 
     def is_idle(self, wall_s: float) -> bool:
         """Whether the pod counts as idle by the limits of ``idle_pods``. ``wall_s`` is the Unix

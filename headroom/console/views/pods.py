@@ -186,7 +186,7 @@ class _Filter:
             (not self.namespace or pod.namespace == self.namespace)
             and (not self.node or pod.node == self.node)
             and (not self.model or pod.model == self.model)
-            and (not self.owner or f"{pod.owner_kind}/{pod.owner_name}" == self.owner)
+            and (not self.owner or pod.is_owned_by(self.owner))
             and (not self.text or self._has_text(pod))
             and (self.state is None or self._is_in_state(pod))
         )

@@ -1,0 +1,13 @@
+"""Derives the CronJob of a Job from the name of the Job."""
+
+import re
+
+#: The CronJob controller names a Job after the CronJob and the scheduled minute since 1970.
+_OF_CRON_JOB = re.compile(r"(.+)-\d{8,10}", re.ASCII)
+
+
+def cron_job_of(job: str) -> str:
+    """Return the name of the CronJob that created a Job with this name, or an empty string if no
+    CronJob did."""
+    found = _OF_CRON_JOB.fullmatch(job)
+    return found[1] if found else ""
