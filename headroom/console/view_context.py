@@ -101,6 +101,11 @@ class Context:
     def overcommitted_bytes(self) -> int:
         return sum(over.excess_bytes for over in self.cluster.overcommits.now())
 
+    @property
+    def observes(self) -> bool:
+        """Whether the mode is observe."""
+        return self.settings().mode == "observe"
+
     def seen_by(self, pod: Pod | None, snap: Snapshot) -> Snapshot:
         """Return the snapshot as filter sees it for the pod. If ``pod`` is None, memory that is
         held for any pod counts as reserved."""

@@ -107,7 +107,7 @@ def _show_names(body: Mapping[str, Any]) -> None:
     if len(names) < body["fits"]:
         note_more(body)
     if not names:
-        show("no node can take the pod", error=True)
+        show("the pod fits on no node", error=True)
         raise typer.Exit(NOT_THERE)
 
 

@@ -41,7 +41,11 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
         lines.append(f"  {_source(body)}, generation {body['snapshot_generation']}")
     reasons = [*body["reasons"], *body["ineligible"]]
     if reasons or body["left_out_nodes"]:
-        lines += ["", "Nodes that cannot take it"]
+        observes = body.get("observes")  # missing from an older console
+        heading = (
+            "Nodes that mode enforce would reject" if observes else "Nodes that cannot take it"
+        )
+        lines += ["", heading]
         lines += [f"  {line}" for line in reason_lines(reasons)]
     if left_out := body["left_out_nodes"]:
         lines.append(
@@ -148,6 +152,9 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
     if filtered := decision["filter"]:
         verb = "fits" if filtered["fits"] == 1 else "fit"
         found = f"{filtered['fits']} of {counted(filtered['offered'], 'node')}"
+        if filtered.get("observed_only") and filtered["fits"] < filtered["offered"]:
+            found = f"all of {counted(filtered['offered'], 'node')} passed in mode observe"
+            verb = f"(mode enforce would pass {filtered['fits']:,})"
         lines.append(f"filter: {found} {verb}, in {filtered['took_ms']:.1f} ms")
     if ranked := decision["prioritize"]:
         best = f"{ranked['winner'] or 'any'} of {counted(ranked['offered'], 'node')}"

@@ -127,7 +127,7 @@ function sourceOf(source, generation, replica) {
 function decision(last) {
   if (!last) return [];
   const {filter, prioritize, preempt, bind} = last, lines = [];
-  if (filter) lines.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
+  if (filter) lines.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.observed_only && filter.fits < filter.offered ? "all passed in mode observe, mode enforce would pass " : ""}${filter.fits.toLocaleString("en")}${filter.observed_only && filter.fits < filter.offered ? "" : " could take it"} (${filter.took_ms.toFixed(1)} ms)`);
   if (prioritize?.by_filter) lines.push(`filter returned only the best: ${prioritize.winner} of ${many(prioritize.offered, "node")}`);
   else if (prioritize) lines.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
   for (const text of preempt?.lines ?? []) lines.push(`preempt ${since(preempt.at)} ago: ${text}`);

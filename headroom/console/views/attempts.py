@@ -56,7 +56,7 @@ def attempts_of(
         )
     not_offered = max(0, nodes - filtered.offered)
     again_by = None
-    if not pod.node and not filtered.fits and not deleted:
+    if not pod.node and not filtered.fits and not filtered.observed_only and not deleted:
         flushed_at = datetime.fromisoformat(filtered.at) + FLUSHED_AFTER
         again_by = flushed_at.isoformat(timespec="milliseconds")
     return AttemptsView(
@@ -111,10 +111,12 @@ def _no_attempt(pod: Pod) -> str:
 
 def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) -> str:
     """Describe the last filter call: nodes offered, nodes that fit, and the next retry."""
-    message = (
-        f"kube-scheduler offered {counted(filtered.offered, 'node')}, of which "
-        f"{f'{filtered.fits:,}' if filtered.fits else 'none'} could take the pod"
-    )
+    fits = f"{filtered.fits:,}" if filtered.fits else "none"
+    message = f"kube-scheduler offered {counted(filtered.offered, 'node')}, of which "
+    if filtered.observed_only and filtered.fits < filtered.offered:
+        message += f"all passed, because Headroom only observes; mode enforce would pass {fits}"
+    else:
+        message += f"{fits} could take the pod"
     if not_offered:
         message += (
             f"; {counted(not_offered, 'node')} did not pass kube-scheduler's own checks "

@@ -131,6 +131,9 @@ class ExplainBody(Body, Recomputed):
     fits: int
     """Number of eligible nodes that can take the pod, on the newest snapshot. If the nodes of its
     last filter call are on record, only these nodes count."""
+    observes: bool
+    """Whether the mode is observe, in which Headroom passes the pod on all nodes; ``fits`` and
+    ``reasons`` are then as in mode enforce."""
     reasons: list[ReasonView]
     ineligible: list[ReasonView]
     """Nodes that kube-scheduler does not offer because of a selector, affinity, taint or cordon."""
@@ -218,6 +221,7 @@ def explain_pod(context: InContext, of_pod: OfPod, snap: Newest, sees: Visible) 
         request=[],
         memory_class=None,
         fits=0,
+        observes=context.observes,
         reasons=[],
         ineligible=[],
         left_out_nodes=0,
@@ -292,7 +296,14 @@ def verdict_from(
     explanation = analysis.explanation if analysis else None
     candidates = analysis.candidates if analysis else None
     return verdict_of(
-        pod, request, explanation, candidates, asked_at_s, context.schedulers(), context.wall_s()
+        pod,
+        request,
+        explanation,
+        candidates,
+        asked_at_s,
+        context.schedulers(),
+        context.wall_s(),
+        context.observes,
     )
 
 

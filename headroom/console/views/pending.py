@@ -116,6 +116,9 @@ class PendingBody(Paged):
 
 Steering = Annotated[bool, Query(description="Simulate steering too.", examples=["true"])]
 
+#: The message for a pod that fits on no node, if the mode is observe.
+OBSERVED = "Headroom passes the pod, because it only observes; mode enforce would keep it waiting"
+
 routes = APIRouter()
 
 
@@ -231,7 +234,14 @@ def _view(
     nearest = next(iter(found.nearest), None)
     asked_at_s = decision.at_s if decision else None
     view.verdict, view.message = verdict_of(
-        pod, request, found, candidates, asked_at_s, context.schedulers(), context.wall_s()
+        pod,
+        request,
+        found,
+        candidates,
+        asked_at_s,
+        context.schedulers(),
+        context.wall_s(),
+        context.observes,
     )
     view.request = [ask_view(ask) for ask in request.containers]
     view.fits = found.fits
@@ -250,12 +260,14 @@ def verdict_of(
     asked_at_s: float | None,
     schedulers: Sequence[str],
     wall_s: float,
+    observes: bool,
 ) -> tuple[str, str]:
     """Return the verdict of ``ExplainBody`` and its message.
 
     ``explanation`` and ``candidates`` are None if the request cannot be read. ``asked_at_s`` is the
     Unix time of the last filter call for the pod, or None if none is on record. ``schedulers`` are
     the schedulers that are known to call Headroom. ``wall_s`` is the current Unix time.
+    ``observes`` is whether the mode is observe.
     """
     if isinstance(request, Unreadable):
         return "unreadable", request.message
@@ -268,9 +280,10 @@ def verdict_of(
         return "not_ours", "the pod requests no GPU that Headroom manages"
     if found := not_tried(pod, asked_at_s is not None, schedulers):
         return found
+    cannot = OBSERVED if observes else "no node can take the pod"
     if explanation is None or candidates is None:
-        return "rejected", "no node can take the pod"
-    verdict, message = _fits_or_not(explanation, candidates)
+        return "rejected", cannot
+    verdict, message = _fits_or_not(explanation, candidates, cannot)
     if verdict != "fits":
         return verdict, message
     if elsewhere := waits_elsewhere(pod):
@@ -303,7 +316,8 @@ def not_tried(
     return None
 
 
-def _fits_or_not(explanation: Explanation, candidates: Feasible) -> tuple[str, str]:
+def _fits_or_not(explanation: Explanation, candidates: Feasible, cannot: str) -> tuple[str, str]:
+    """Return verdict and message. ``cannot`` is the message for a pod that fits on no node."""
     if explanation.fits:
         nodes_text, unchecked = counted(explanation.fits, "node"), candidates.not_checked()
         if not unchecked:
@@ -329,10 +343,10 @@ def _fits_or_not(explanation: Explanation, candidates: Feasible) -> tuple[str, s
     if explanation.too_large is not None:
         needs, has_bytes = explanation.too_large
         return "rejected", (
-            f"no node can take the pod: it needs {gib(needs, up=True)}, larger than any GPU that "
+            f"{cannot}: it needs {gib(needs, up=True)}, larger than any GPU that "
             f"it may use ({gib(has_bytes)})"
         )
     if held := dict(explanation.reasons).get(Reason.HELD):
         on = f"GPU memory of {counted(held, 'node')} is held for other pods, which go first"
-        return "rejected", f"no node can take the pod now: {on}"
-    return "rejected", "no node can take the pod"
+        return "rejected", f"{cannot}: {on}" if cannot == OBSERVED else f"{cannot} now: {on}"
+    return "rejected", cannot

@@ -176,6 +176,11 @@ def _of_decisions(found: Sequence[DecisionView]) -> Iterator[EntryView]:
             offered = f"{counted(tried.offered, 'node')} offered"
             fits = f"{tried.fits:,}" if tried.fits else "none"
             message = f"kube-scheduler tried it: {offered}, {fits} could take it"
+            if tried.observed_only and tried.fits < tried.offered:
+                message = (
+                    f"kube-scheduler tried it: {offered}, all passed in mode observe; mode enforce "
+                    f"would pass {fits}"
+                )
             if not tried.fits and tried.reasons:
                 most = max(tried.reasons, key=lambda reason: reason.nodes)
                 message += f"; {counted(most.nodes, 'node')}: {most.message}"
@@ -183,7 +188,7 @@ def _of_decisions(found: Sequence[DecisionView]) -> Iterator[EntryView]:
                 message += f" ({tried.times:,} attempts since {each.first_at[:19]}Z)"
             kind = "requeued" if was_rejected else "filtered"
             yield EntryView(at=tried.at, kind=kind, message=message)
-            was_rejected = not tried.fits
+            was_rejected = not tried.fits and not tried.observed_only
         if each.preempt:
             message = "; ".join(each.preempt.lines)
             yield EntryView(at=each.preempt.at, kind="preempting", message=message)
