@@ -1,4 +1,4 @@
-"""Tests that no sentence says that a pod cannot run while the mode is observe, because Headroom
+"""Tests that no message reports a pod as unable to run while the mode is observe, because Headroom
 then passes the pod on all nodes.
 """
 

@@ -186,3 +186,11 @@ def test_why_a_pod_that_requests_no_gpu_states_its_use() -> None:
         "pod other/rogue uses 9.0 GiB of the GPUs of node gpu-a without a reservation: it requests "
         "none of the resources that Headroom manages (nvidia.com/gpu"
     )
+
+
+def test_the_risk_names_a_pod_without_a_reservation() -> None:
+    (risk,) = taken_over().asked.get("/v1/overview").json()["at_risk"]
+    assert risk["message"].endswith(
+        ": 5.0 GiB too much; other/rogue uses 9.0 GiB without a reservation"
+    )
+    assert risk["pods"][0] == {"namespace": "other", "name": "rogue"}

@@ -134,7 +134,7 @@ def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
     assert names == [f"node/{line.split()[0]}" for line in ranked[1:4]]
     no_names = run(server.debug, "score", "team-a/large", "-o", "name")
     assert (no_names.returncode, no_names.stdout) == (1, "")
-    assert no_names.stderr == "no node can take the pod\n"
+    assert no_names.stderr == "the pod fits on no node\n"
     nowhere = run(server.debug, "score", "team-a/fits", "--node", "nowhere")
     assert nowhere.returncode == 1
     assert "node nowhere is not known" in nowhere.stderr

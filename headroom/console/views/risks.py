@@ -11,7 +11,7 @@ from headroom.console.history.growth import Growing
 from headroom.console.view import View
 from headroom.console.view_context import Context
 from headroom.contract.quantity import gib
-from headroom.core.overuse.tracker import Overuse
+from headroom.core.overuse.tracker import Overcommit, Overuse
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
 
@@ -65,8 +65,16 @@ def risks(context: Context, snap: Snapshot, limit: int) -> tuple[list[RiskView],
     # Another thread replaces both at any time, so read each of them only once.
     growing, lasting = context.growing(), context.cluster.overuses.lasting
     overuses = _overuse_by_device(lasting)
+    overcommits = {each.key: each for each in context.cluster.overcommits.now()}
     found = [
-        _Found(node, terms, risk, growing.get(node.name, ()), overuses.get(terms.device.uuid, ()))
+        _Found(
+            node,
+            terms,
+            risk,
+            growing.get(node.name, ()),
+            overuses.get(terms.device.uuid, ()),
+            overcommits.get((node.name, terms.device.uuid)),
+        )
         for node, terms, risk in _at_risk(snap, growing, lasting)
     ]
     return [each.view() for each in heapq.nsmallest(limit, found, key=_Found.key)], len(found)
@@ -77,7 +85,11 @@ def risk_of(context: Context, node: NodeTerms, terms: DeviceTerms) -> RiskView |
     uuid, growing = terms.device.uuid, context.growing().get(node.name, ())
     overused = _overuse_by_device(context.cluster.overuses.lasting).get(uuid, ())
     level = _level(terms, any(each.device == uuid for each in growing), bool(overused))
-    return _Found(node, terms, level, growing, overused).view() if level else None
+    if not level:
+        return None
+    key = node.name, uuid
+    over = next((each for each in context.cluster.overcommits.now() if each.key == key), None)
+    return _Found(node, terms, level, growing, overused, over).view()
 
 
 def risk_levels(context: Context, snap: Snapshot) -> Mapping[str, Risk]:
@@ -139,6 +151,7 @@ class _Found:
     risk: Risk
     growing: Sequence[Growing]
     overused: Sequence[Overuse]
+    over: Overcommit | None
 
     def key(self) -> tuple[float | str, ...]:
         """Return a key that sorts the most urgent first."""
@@ -172,8 +185,12 @@ class _Found:
                 f"{gib(terms.committed_bytes)} are reserved or used of "
                 f"{gib(terms.allocatable_bytes)}: {gib(-terms.headroom_bytes)} too much"
             )
-            if self.overused:
-                view.message += f"; {_overuse_text(self.overused[0])}"
+            if self.over is not None and self.over.takers:
+                view.message += f"; {_taken_text(self.over)}"
+                view.pods = _with_takers(self.over, view.pods)
+            if terms.unattributed_bytes:
+                size = gib(terms.unattributed_bytes, up=True)
+                view.message += f"; processes of no known pod use {size}"
         elif self.risk is Risk.GROWING:
             grows = self._grows
             view.full_in_s = round(grows.full_in_s, 1)
@@ -208,6 +225,23 @@ def _overuse_text(each: Overuse) -> str:
         f"{each.namespace}/{each.name} uses {gib(each.measured_bytes)} and requested "
         f"{gib(each.requested_bytes)}"
     )
+
+
+def _taken_text(over: Overcommit) -> str:
+    """Describe the pod that uses the most memory that it did not reserve."""
+    largest = over.takers[0]
+    who = f"{largest.namespace}/{largest.name}" if largest.name else f"pod {largest.uid}"
+    uses = f"{who} uses {gib(largest.measured_bytes or 0)}"
+    if largest in over.unreserved:
+        return f"{uses} without a reservation"
+    return f"{uses} and requested {gib(largest.requested_bytes)}"
+
+
+def _with_takers(over: Overcommit, pods: list[PodName]) -> list[PodName]:
+    """Return the pods without a reservation, then the other pods."""
+    named = [each for each in over.unreserved if each.name]
+    unreserved = [PodName(namespace=each.namespace, name=each.name) for each in named]
+    return [*unreserved, *pods][:MOST_PODS]
 
 
 def _minutes(seconds: float) -> str:
