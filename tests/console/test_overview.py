@@ -73,8 +73,8 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
     ]
     messages = {each["node"]: each["message"] for each in read(asked)["at_risk"]}
     assert messages["full"] == (
-        "31.9 GiB are reserved or used of 24.0 GiB: 7.9 GiB too much; processes of no known pod use "
-        "20.0 GiB"
+        "31.9 GiB are reserved or used of 24.0 GiB: 7.9 GiB too much; processes of no known pod "
+        "use 20.0 GiB"
     )
     assert messages["soon"] == "grows by 1.0 GiB an hour: full in 2 minutes"
     assert messages["sick"] == "unhealthy: XID 79; its pods may fail"
