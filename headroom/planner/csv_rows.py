@@ -5,6 +5,7 @@ a byte order mark, or UTF-16 with tabs ("Unicode text"), and rows of empty cells
 """
 
 import csv
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from headroom.errors import BadSettings
 _MOST_DIGITS = 15
 _DECIMAL = re.compile(rf"[0-9]{{1,{_MOST_DIGITS}}}(\.[0-9]{{1,9}})?")
 _SEPARATORS = ",;\t"
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}([.,' \u00a0\u202f][0-9]{3})+")
+_PERCENT = re.compile(r"([0-9]{1,3}(?:[.,][0-9]{1,9})?)[ \u00a0\u202f]?%")
 _UTF_16_MARKS = b"\xff\xfe", b"\xfe\xff"
 
 
@@ -43,6 +46,8 @@ class Row:
         digits = text.removeprefix("-")
         # Check first, because int() also accepts spaces, underscores and other alphabets.
         if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+            if _THOUSANDS.fullmatch(text):
+                example = re.sub(r"[^-0-9]", "", text)
             raise self.wrong(column, "a whole number", example)
         number = int(text)
         if number < least or (most is not None and number > most):
@@ -61,7 +66,10 @@ class Row:
         except ValueError:
             found = -1.0
         if not 0.0 <= found <= 1.0:
-            raise self.wrong(column, "a number from 0 to 1", "0.35")
+            percent = _PERCENT.fullmatch(self.values[column])
+            part = float(percent[1].replace(",", ".")) / 100 if percent else math.inf
+            example = f"{part:.6g}" if part <= 1 else "0.35"
+            raise self.wrong(column, "a number from 0 to 1", example)
         return found
 
     def seconds(self, column: str, example: str) -> float:
@@ -74,6 +82,7 @@ class Row:
             time = datetime.fromisoformat(text if "-" in text and ":" in text else "")
         except ValueError:
             wanted = "a number of seconds or a time such as 2026-11-28T18:30:00Z"
+            example = _of_excel_time(text) or example
             raise self.wrong(column, wanted, example) from None
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
@@ -87,6 +96,16 @@ class Row:
             f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
             f"{wanted}. Example: {example}"
         )
+
+
+def _of_excel_time(text: str) -> str | None:
+    """Return a time such as 29.11.2026 18:30 in a format that is read, or None for other texts."""
+    for wanted in ("%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"):
+        try:
+            return datetime.strptime(text, wanted).isoformat(" ")  # noqa: DTZ007
+        except ValueError:
+            continue
+    return None
 
 
 def read_rows(path: Path, needed: Sequence[str]) -> Iterator[Row]:
@@ -121,6 +140,12 @@ def _rows(path: Path, file: TextIOWrapper, needed: Sequence[str]) -> Iterator[Ro
             f"{path}, line 1: column {missing[0]} is missing. {has}. Example of a first line: "
             f"{','.join(needed)}"
         )
+    for name in filter(None, names):
+        if names.count(name) > 1:
+            raise BadSettings(
+                f"{path}, line 1: column {name[:40]} exists {names.count(name)} times; remove or "
+                "rename the others"
+            )
     reader = csv.reader(chain([first], file), delimiter=separator, strict=True)
     next(reader)
     for cells in reader:

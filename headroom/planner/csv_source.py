@@ -10,8 +10,9 @@ file of nodes has the columns ``name``, ``gpu`` (number of GPUs), ``model``, ``g
 of each GPU), and optionally ``cpu_milli`` and ``memory_mib``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from headroom.errors import BadSettings
@@ -22,6 +23,13 @@ from headroom.planner.workload import History, Life, Machine
 MIB = 1 << 20
 _PODS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
 _NODES = ("name", "gpu", "model", "gpu_mem_mib")
+_HOST = ("cpu_milli", "memory_mib")
+_OPTIONAL_OF_PODS = (
+    *("peak_mib", "vram_mib", "sm_ratio", "utilization_ratio", "workload", "gpu_spec"),
+    *_HOST,
+)
+#: Columns of the published trace that a plan does not need.
+_UNUSED = ("sn", "gpu_milli", "qos", "pod_phase")
 
 
 @dataclass(slots=True)
@@ -32,9 +40,25 @@ class _Skipped:
     without_gpu: list[str] = field(default_factory=list)
     without_start: list[str] = field(default_factory=list)
     without_end: list[str] = field(default_factory=list)
+    columns: dict[str, str] = field(default_factory=dict)
+
+    def note_columns(self, row: Row, known: Sequence[str]) -> None:
+        """Note the columns of the row's file that a plan does not read."""
+        if row.path.name in self.columns:
+            return
+        missing = [each for each in known if each not in row.values]
+        names = []
+        for name in row.values:
+            if name and name not in known and name not in _UNUSED:
+                close = get_close_matches(name.lower().replace(" ", "_"), missing, 1)
+                names.append(repr(name[:40]) + (f" (did you mean {close[0]}?)" if close else ""))
+        found = skipped("column", f"of {row.path.name}", names)
+        absent = f" Columns that it lacks: {', '.join(missing)}." if missing else ""
+        self.columns[row.path.name] = "".join(each + absent for each in found)
 
     def sentences(self) -> Iterator[str]:
-        """Yield sentences about pods with a GPU that do not count."""
+        """Yield sentences about columns and about pods with a GPU that do not count."""
+        yield from filter(None, self.columns.values())
         yield from skipped("pod", "that never started", self.without_start)
         if self.without_end:
             yield from skipped("pod", "without an end time", self.without_end)
@@ -62,6 +86,7 @@ def read_history(pods: Path, nodes: Path) -> History:
     lives: list[Life] = []
     unmeasured = 0
     for row in read_rows(pods, _PODS):
+        rows.note_columns(row, (*_PODS, *_OPTIONAL_OF_PODS))
         name = f"{row.values['name']} (line {row.line})"
         if not (gpus := row.number("num_gpu", "1")):
             rows.without_gpu.append(name)
@@ -88,6 +113,7 @@ def read_history(pods: Path, nodes: Path) -> History:
 def _machines(path: Path, rows: _Skipped) -> Iterator[Machine]:
     names: set[str] = set()
     for row in read_rows(path, _NODES):
+        rows.note_columns(row, (*_NODES, *_HOST))
         if not (gpus := row.number("gpu", "8")):
             rows.nodes.append(f"{row.values['name']} (line {row.line})")
             continue

@@ -80,6 +80,8 @@ def _scope(study: Study) -> str:
     if peaks:
         peak, size = statistics.median(peaks) / GIB, statistics.median(sizes) / GIB
         text += f"; their median peak was {peak:.1f} of {size:.1f} GiB"
+    else:
+        text += "; none has a measured peak"
     if history.before is not None:
         text += (
             f". With the changes of --nodes it has {plural(history.gpus, 'GPU')} "

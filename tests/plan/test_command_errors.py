@@ -36,7 +36,7 @@ __all__ = ["files"]
             ",0,0,3000",
             ",0,28.11.2026 18:30,3000",
             "column scheduled_time: '28.11.2026 18:30' is not a number of seconds or a time such "
-            "as 2026-11-28T18:30:00Z. Example: 5",
+            "as 2026-11-28T18:30:00Z. Example: 2026-11-28 18:30:00",
         ),
     ],
 )

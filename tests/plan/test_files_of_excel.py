@@ -10,9 +10,11 @@ import pytest
 
 from headroom.errors import BadSettings
 from headroom.planner.csv_source import read_history
+from headroom.planner.report import table
 from headroom.planner.workload import History
 from tests.deploy.pages import blocks_of
 from tests.plan.small_history import files, run
+from tests.plan.test_rows import row, study
 
 __all__ = ["files"]
 
@@ -119,6 +121,66 @@ def test_skipped_rows_are_named_with_the_reason(files: tuple[Path, Path]) -> Non
     )
     sentences = json.loads(run(files, *few)[1])["sentences"]
     assert sentences[1:4] == list(found.skipped)
+
+
+def test_a_column_that_is_not_read_is_named_with_the_column_that_is_missing(
+    files: tuple[Path, Path],
+) -> None:
+    pods, nodes = files
+    text = pods.read_text()
+    pods.write_text(text.replace("peak_mib", "Spitze", 1))
+    (named,) = read_history(pods, nodes).skipped
+    assert named.startswith(
+        "Skipped 1 column of pods.csv: 'Spitze'. Columns that it lacks: peak_mib"
+    )
+    few = ("--replicas", "4", "--device-choice", "counting", "--seeds", "1", "--json")
+    first, second, *_ = json.loads(run(files, *few)[1])["sentences"]
+    assert first.endswith("(5 nodes); none has a measured peak.")
+    assert second == named
+    pods.write_text(text.replace("peak_mib", "Peak MiB", 1))
+    assert "'Peak MiB' (did you mean peak_mib?)" in read_history(pods, nodes).skipped[0]
+    # Columns of the published trace are known, although they are not needed.
+    pods.write_text(text.replace(",sm_ratio", ",qos", 1))
+    assert read_history(pods, nodes).skipped == ()
+    pods.write_text(text)
+    nodes.write_text("\n".join(f"{line},1" for line in nodes.read_text().splitlines()))
+    nodes.write_text(nodes.read_text().replace("gpu_mem_mib,1", "gpu_mem_mib,CPU_milli", 1))
+    (named,) = read_history(pods, nodes).skipped
+    assert named.startswith("Skipped 1 column of nodes.csv: 'CPU_milli' (did you mean cpu_milli?).")
+
+
+def test_a_column_that_exists_twice_is_rejected(files: tuple[Path, Path]) -> None:
+    pods, nodes = files
+    pods.write_text(pods.read_text().replace("vram_mib", "peak_mib", 1))
+    with pytest.raises(BadSettings, match=r"line 1: column peak_mib exists 2 times; remove or"):
+        read_history(pods, nodes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "example"),
+    [
+        ("5120,0.25,0", "7.235,0.25,0", "7235"),
+        ("5120,0.25,0", "5120,22 %,0", "0.22"),
+        ("0.25,0,0,3000", "0.25,29.11.2026 8:30,0,3000", "2026-11-29 08:30:00"),
+    ],
+)
+def test_numbers_and_dates_as_excel_formats_them_are_rejected_with_the_correction(
+    files: tuple[Path, Path], old: str, new: str, example: str
+) -> None:
+    pods, nodes = files
+    pods.write_text(pods.read_text().replace(old, new, 1))
+    with pytest.raises(BadSettings) as found:
+        read_history(pods, nodes)
+    assert " is not a" in str(found.value)
+    assert str(found.value).partition(" Example: ")[2].partition(",")[0] == example
+
+
+def test_each_column_of_the_report_is_explained() -> None:
+    page = Path("docs/how-to/plan.md").read_text()
+    heading, *_ = table(study(row("predicted", 4, 4)), {"L4": 1.0})
+    explained = [line.split("|")[1].strip() for line in page.splitlines() if line[:3] == "| `"]
+    assert {f"`{each}`" for each in heading[1:]} - {*explained} == set()
+    assert "`yyyy-mm-dd hh:mm:ss`" in page
 
 
 def test_if_no_row_is_left_the_error_names_the_skipped_rows(files: tuple[Path, Path]) -> None:
