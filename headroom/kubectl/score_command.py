@@ -8,10 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from headroom.contract.annotations import USER_ANNOTATIONS, VRAM
+from headroom.contract.unread_annotations import without_effect
 from headroom.kubectl import tables
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.options import Limit, Namespace, Options
 from headroom.kubectl.output import note_more, print_data, show, show_lines, show_table
+from headroom.kubectl.top import counted
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.workload import pod_key
 
@@ -84,7 +87,9 @@ def score(
     elif decision is not None:
         raise CommandError("--decision needs a pod that was decided; remove -f", BAD_INPUT)
     else:
-        manifest = new_pod(_text(filename), filename, options.namespace(namespace))
+        manifest, *others = new_pods(_text(filename), filename, options.namespace(namespace))
+        for note in _notes(manifest, len(others), filename):
+            show(note, error=True)
         body = options.api().post("score", body={"manifest": manifest}, **query)
     if print_data(body, output):
         return
@@ -125,8 +130,28 @@ def _text(filename: str) -> bytes:
     return text
 
 
-def new_pod(text: bytes, filename: str, namespace: str | None) -> dict[str, Any]:
-    """Return the first pod or pod template of a manifest. Raises ``CommandError``.
+def _notes(manifest: Mapping[str, Any], others: int, filename: str) -> Iterator[str]:
+    """Yield what the author of a manifest may not expect of the answer."""
+    metadata = manifest["metadata"]
+    if others:
+        name = metadata.get("name") or "without a name"
+        yield (
+            f"--filename: {filename} has {counted(1 + others, 'pod')}; this is the score of the "
+            f"first, {name}"
+        )
+    written = metadata.get("annotations")
+    annotations = written if isinstance(written, dict) else {}
+    names = {str(name): str(text) for name, text in annotations.items()}
+    yield from (f"--filename: {each}" for each in without_effect(names, USER_ANNOTATIONS))
+    if VRAM not in names:
+        yield (
+            f"--filename: annotation {VRAM} is missing, so the default of the namespace or the "
+            f"share of one replica counts. Example: {VRAM}: 8Gi"
+        )
+
+
+def new_pods(text: bytes, filename: str, namespace: str | None) -> list[dict[str, Any]]:
+    """Return the pods and pod templates of a manifest. Raises ``CommandError`` if it has none.
 
     ``namespace`` is used if the manifest names none.
     """
@@ -137,17 +162,21 @@ def new_pod(text: bytes, filename: str, namespace: str | None) -> dict[str, Any]
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as err:
         line = str(getattr(err, "problem_mark", "") or type(err).__name__).strip()
         raise CommandError(f"--filename: {filename} is not valid YAML: {line}", BAD_INPUT) from err
+    pods: list[dict[str, Any]] = []
     for found in _objects(documents):
         metadata = found.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         where = {"namespace": metadata.get("namespace") or namespace}
         if found.get("kind") == "Pod":
-            return {**found, "metadata": {**metadata, **where}}
-        if (template := _template(found)) is not None:
+            pods.append({**found, "metadata": {**metadata, **where}})
+        elif (template := _template(found)) is not None:
             labels = template.get("metadata")
             labels = labels if isinstance(labels, dict) else {}
             name = {"name": metadata.get("name")} if metadata.get("name") else {}
-            return {"spec": template.get("spec"), "metadata": {**labels, **name, **where}}
+            metadata = {**labels, **name, **where}
+            pods.append({"spec": template.get("spec"), "metadata": metadata})
+    if pods:
+        return pods
     raise CommandError(
         f"--filename: {filename} has no pod and no pod template. Example: kind: Pod", BAD_INPUT
     )

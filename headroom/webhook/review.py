@@ -15,13 +15,13 @@ import msgspec
 from headroom.contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodSpec
 from headroom.contract.pod_limits import MAX_CONTAINERS, container_count, sized
 from headroom.contract.printable import printable
+from headroom.contract.unread_annotations import MAX_WARNINGS
 from headroom.core.recommend.pod_programs import programs_of
 from headroom.core.recommend.programs import Program
 from headroom.webhook.automatic import requests_auto
 from headroom.webhook.context import AdmissionContext
 from headroom.webhook.mutation import Mutated, mutate, mutate_template
 from headroom.webhook.validation import (
-    MAX_WARNINGS,
     Validated,
     validate_annotations,
     validate_oversized,

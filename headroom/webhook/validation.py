@@ -5,10 +5,8 @@ there. Workloads (Deployment, Job, ...) only get warnings, so that users see the
 ``kubectl apply``. Their pods are rejected when they are created.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from itertools import islice
 
 from headroom.contract.annotations import (
     CORDON,
@@ -48,6 +46,7 @@ from headroom.contract.gate import GATE, is_gated
 from headroom.contract.kube import ObjectMeta, Pod
 from headroom.contract.pod_limits import exceeded
 from headroom.contract.quantity import below_context, implausible
+from headroom.contract.unread_annotations import without_effect
 from headroom.contract.vram_limit import parse_max_vram_limit, parse_vram_limit
 from headroom.core.placement.request import Unreadable, asks_for_gpu, understand
 from headroom.webhook.automatic import problem, requests_auto
@@ -73,20 +72,8 @@ _NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
 }
 
 
-#: Maximum number of warnings in a response, because an API server drops warnings after about 4 KiB.
-MAX_WARNINGS = 12
-#: Maximum number of characters of an annotation's name that are compared to suggest another name.
-MAX_NAME_CHARS = 80
-
 #: Prefixes of the UUIDs of GPUs and of MIG devices.
 UUID_PREFIXES = ("GPU-", "MIG-")
-
-#: Names that users may write after the prefix of Headroom's annotations, and the names that they
-#: mean.
-_SYNONYMS = {
-    **dict.fromkeys(("memory", "mem", "gpu-memory", "gpu-mem", "gpumem", "vmem"), VRAM),
-    **dict.fromkeys(("memory-limit", "mem-limit", "limit"), VRAM_LIMIT),
-}
 
 WOULD = "in mode enforce, this pod would be rejected"
 
@@ -193,7 +180,7 @@ def validate_annotations(
         else:
             warnings.append(error)
     labels = (SCHEDULER,) if kind == "Namespace" else ()
-    warnings.extend(_without_effect(metadata, parsers, f" on a {kind}", labels))
+    warnings.extend(without_effect(metadata.annotations, parsers, f" on a {kind}", labels))
     return Validated(rejection, tuple(warnings))
 
 
@@ -294,7 +281,7 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
         for key in sorted(_headroom_annotations(pod.metadata))
         if not is_extender_annotation(key)
     ]
-    yield from _without_effect(pod.metadata, USER_ANNOTATIONS)
+    yield from without_effect(pod.metadata.annotations, USER_ANNOTATIONS)
     if (text := pod.annotation(VRAM)) is not None:
         origin = pod.annotation(VRAM_FROM)
         source = "" if origin is None else f"{origin:.80}: "
@@ -310,42 +297,6 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
     yield from needs_attention(pod, context)
     if VRAM in (pod.metadata.labels or {}):
         yield f"label {VRAM} has no effect; set an annotation of that name"
-
-
-def _without_effect(
-    metadata: ObjectMeta, known: Collection[str], where: str = "", labels: Collection[str] = ()
-) -> Iterator[str]:
-    """Yield a warning for each annotation whose name is not in ``known``.
-
-    A name with another prefix is reported only if it is similar to a known name. ``labels``
-    contains names that take effect only as labels.
-    """
-    keys = (
-        key
-        for key in sorted(metadata.annotations or {})
-        if _may_be_ours(key) and key not in known and not is_extender_annotation(key)
-    )
-    # A response cannot contain more warnings, and the search for similar names is slow.
-    for key in islice(keys, MAX_WARNINGS):
-        if key in labels:
-            yield f"annotation {key} has no effect; set a label of that name"
-            continue
-        meant = _SYNONYMS.get(key.removeprefix(PREFIX).lower(), "")
-        near = [meant] if meant in known else _similar(key, known)
-        suggestion = f"; did you mean {near[0]}?" if near else ""
-        if near or key.startswith(PREFIX):
-            reads = f"Headroom does not read it{where}{suggestion}"
-            yield f"annotation {shortened(key)} has no effect: {reads}"
-
-
-def _may_be_ours(key: str) -> bool:
-    """Return whether the name has a prefix that may be misspelt, such as headrom.gpu/."""
-    return key.startswith("headroom") or (key.startswith("h") and ".gpu/" in key[:MAX_NAME_CHARS])
-
-
-def _similar(key: str, known: Collection[str]) -> list[str]:
-    """Return the most similar known name, or an empty list."""
-    return get_close_matches(key[:MAX_NAME_CHARS].lower(), known, 1, 0.8)
 
 
 def _implausible(key: str, text: str) -> Iterator[str]:

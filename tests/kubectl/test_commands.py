@@ -183,6 +183,24 @@ def test_score_ranks_nodes_for_a_manifest_that_was_not_created(
     assert "name either a pod or a manifest. Example: score -f pod.yaml" in both.stderr
 
 
+def test_score_of_a_manifest_notes_misspelt_annotations_and_other_pods(
+    server: Server, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(DEPLOYMENT.replace("vram: VRAM", "vrma: 9Gi") + f"---\n{DEPLOYMENT}")
+    scored = run(server.debug, "score", "-f", str(file))
+    assert "schedulerName" not in scored.stdout
+    assert scored.stderr.splitlines() == [
+        f"--filename: {file} has 2 pods; this is the score of the first, web",
+        "--filename: annotation 'headroom.gpu/vrma' has no effect: Headroom does not read it; did "
+        "you mean headroom.gpu/vram?",
+        "--filename: annotation headroom.gpu/vram is missing, so the default of the namespace or "
+        "the share of one replica counts. Example: headroom.gpu/vram: 8Gi",
+    ]
+    file.write_text(DEPLOYMENT.replace("VRAM", "9Gi"))
+    assert run(server.debug, "score", "-f", str(file)).stderr == ""
+
+
 def test_score_shows_the_record_of_a_past_decision(server: Server) -> None:
     shown = run(server.debug, "score", "team-a/large", "--decision", "last").stdout
     assert re.search(r"decided at \S+ \(uid-large\.\): 0 nodes could take the pod\n", shown)
