@@ -146,6 +146,9 @@ class Injector:
         because machines differ in speed. The storm's clock stands still during the extension. If no
         such call succeeds within ``patience_s``, yield a finding and begin no other fault. All
         faults have ended when this method returns.
+
+        Faults of one webhook wait until the other webhook has none. Otherwise, no pod could be
+        created while faults of both are extended, and each would wait for calls about new pods.
         """
         began_s: dict[Fault, float] = {}
         while (now_s := self._now_s()) < ends_s or self._is_due(ends_s) or self._ends:
@@ -157,22 +160,31 @@ class Injector:
                     yield Finding("starved", f"{fault.kind}: {fault.target}", what)
                     self._due.clear()
                 self._end(fault)
-            for fault in self._begin_due(min(now_s, ends_s)):
+            for fault in self._begin_due(min(now_s, ends_s), one_webhook=True):
                 began_s[fault] = time.monotonic()
         self._began_s += self._now_s() - ends_s
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
 
-    def _begin_due(self, now_s: float) -> list[Fault]:
-        """Begin the faults that are due at this time, wait for a moment, and return the faults."""
+    def _begin_due(self, now_s: float, one_webhook: bool = False) -> list[Fault]:
+        """Begin the faults that are due at this time, wait for a moment, and return the faults.
+
+        With ``one_webhook``, stop at a fault of a webhook while another webhook has a fault.
+        """
         begun = []
-        while self._is_due(now_s):
+        while self._is_due(now_s) and not (one_webhook and self._affects_all(self._due[0])):
             begun.append(self._due.popleft())
             self._begin(begun[-1], self._now_s())
         self._site.supervise()
         time.sleep(0.1)
         return begun
+
+    def _affects_all(self, fault: Fault) -> bool:
+        """Return whether the other webhook has a fault now."""
+        return fault.of == "webhook" and any(
+            on.of == "webhook" and on.target != fault.target for on in self._ends
+        )
 
     def _is_due(self, time_s: float) -> bool:
         return bool(self._due) and self._due[0].at_s < time_s
