@@ -16,7 +16,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-#: What each command prints on stderr, because its server comes from the variable.
+#: Each command prints this line on stderr, because its server comes from the variable.
 SERVER = "server: http://localhost:8889 (HEADROOM_SERVER)\n"
 BLOCKS = blocks("how-to/own-nodes.md")
 SERVE = ".venv/bin/python -m headroom serve"
@@ -67,7 +67,7 @@ def test_every_command_of_the_page_works_in_order(terminal: Isolated, tmp_path: 
         output, status = terminal.enter(step.command)
         assert status == 0, f"$ {step.command}\n{output}"
         if step.command.startswith("headroom "):
-            assert output.startswith(SERVER), output  # The page says so once.
+            assert output.startswith(SERVER), output  # The page mentions this line once.
             output = output.removeprefix(SERVER)
         if step.output is not None:
             shown = f"$ {step.command}\n{output}\ndocumented:\n{step.output}"
