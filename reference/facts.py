@@ -71,7 +71,7 @@ FACTS = (
         "0.5",
         pages=(README, "concepts/comparison.md"),
     ),
-    # What ran on real GPUs.
+    # Versions that have run on real GPUs.
     _fact("driver of the real GPUs", r"(\d{3}\.\d{3})\b(?!\.)", _DRIVER, pages=(README, FAQ)),
     _fact("plugin on real GPUs", r"plugin[ |]+(0\.19\.\d+)", "0.19.3", pages=(README, FAQ)),
     # Supported versions.

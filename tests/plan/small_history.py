@@ -11,6 +11,8 @@ GIB = 1 << 30
 PODS = "name,workload,num_gpu,vram_mib,peak_mib,sm_ratio,creation_time,scheduled_time,deletion_time"
 NODES = "name,gpu,model,gpu_mem_mib"
 HOUR_S = 3600
+#: Options of a plan that compares few configurations, and prints them as JSON.
+FEW = ("--replicas", "4", "--device-choice", "counting", "--seeds", "1", "--json")
 
 
 def rows() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.plan import generated
-from tests.plan.small_history import HOUR_S, files, run
+from tests.plan.small_history import FEW, HOUR_S, files, run
 
 __all__ = ["files"]
 
@@ -70,17 +70,7 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
 
 def test_a_history_of_less_than_a_day_is_described_as_short(files: tuple[Path, Path]) -> None:
     pods, _ = files
-    few = (
-        "--replicas",
-        "4",
-        "--device-choice",
-        "counting",
-        "--seeds",
-        "1",
-        "--vram",
-        "peaks",
-        "--json",
-    )
+    few = (*FEW, "--vram", "peaks")
     lines = pods.read_text().splitlines()
     for end, when in ((5, "At one moment, 4 pods"), (9, "Over less than a day, 8 pods")):
         pods.write_text("\n".join(lines[:end]) + "\n")
@@ -182,7 +172,7 @@ def test_the_page_has_all_figures_and_loads_no_other_file(
     few = ("--replicas", "2", "--device-choice", "predicted", "--seeds", "1", "--json")
     run(files, *few, "--html", str(html))
     assert "Next steps" not in _Page(html.read_text()).words  # No GPU is saved.
-    few = ("--replicas", "4", "--device-choice", "counting", "--seeds", "1", "--json")
+    few = FEW
     data = json.loads(run(files, *few, "--html", str(html))[1])
     page = _Page(html.read_text())
     assert page.open == []

@@ -13,7 +13,7 @@ from headroom.planner.csv_source import read_history
 from headroom.planner.report import table
 from headroom.planner.workload import History
 from tests.deploy.pages import blocks_of
-from tests.plan.small_history import files, run
+from tests.plan.small_history import FEW, files, run
 from tests.plan.test_rows import row, study
 
 __all__ = ["files"]
@@ -108,17 +108,7 @@ def test_skipped_rows_are_named_with_the_reason(files: tuple[Path, Path]) -> Non
         "Skipped 1 node without a GPU: cpu-1 (line 7).",
     )
     assert replace(found, skipped=(), assumptions=expected.assumptions) == expected
-    few = (
-        "--replicas",
-        "4",
-        "--device-choice",
-        "counting",
-        "--seeds",
-        "1",
-        "--vram",
-        "peaks",
-        "--json",
-    )
+    few = (*FEW, "--vram", "peaks")
     sentences = json.loads(run(files, *few)[1])["sentences"]
     assert sentences[1:4] == list(found.skipped)
 
@@ -133,7 +123,7 @@ def test_a_column_that_is_not_read_is_named_with_the_column_that_is_missing(
     assert named.startswith(
         "Skipped 1 column of pods.csv: 'Spitze'. Columns that it lacks: peak_mib"
     )
-    few = ("--replicas", "4", "--device-choice", "counting", "--seeds", "1", "--json")
+    few = FEW
     first, second, *_ = json.loads(run(files, *few)[1])["sentences"]
     assert first.endswith("(5 nodes); none has a measured peak.")
     assert second == named
@@ -221,17 +211,7 @@ def test_a_request_above_every_gpu_does_not_hide_what_unshared_gpus_need(
 ) -> None:
     pods, _ = files
     pods.write_text(pods.read_text().replace(",-1,5120,", ",24000,5120,"))
-    few = (
-        "--replicas",
-        "4",
-        "--device-choice",
-        "counting",
-        "--seeds",
-        "1",
-        "--vram",
-        "requests",
-        "--json",
-    )
+    few = (*FEW, "--vram", "requests")
     rows = json.loads(run(files, *few)[1])["configurations"]
     assert [each["replays"][0]["gpus"] for each in rows] == [6, 6]
 
