@@ -183,7 +183,7 @@ MAX_VRAM_LIMIT = _key(
     default="none",
     reader="webhook",
     meaning="Maximum `headroom.gpu/vram` and `headroom.gpu/vram-limit` of a container in the "
-    "namespace, and the limit of pods without a limit. Pods without an amount are rejected.",
+    "namespace. It is also the limit of pods that state none. Pods without an amount are rejected.",
 )
 SCHEDULER = _key(
     "scheduler",

@@ -1,7 +1,10 @@
-"""Derives the CronJob of a Job from the name of the Job."""
+"""Derives the owners of ReplicaSets and Jobs from their names."""
 
 import re
 
+#: The kinds of controllers that own ReplicaSets, by the label whose value is the suffix of the
+#: ReplicaSet's name.
+TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 #: The CronJob controller names a Job after the CronJob and the scheduled minute since 1970.
 _OF_CRON_JOB = re.compile(r"(.+)-\d{8,10}", re.ASCII)
 

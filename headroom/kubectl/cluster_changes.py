@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from headroom.client.kube_protocol import status_of
-from headroom.contract.owners import cron_job_of
+from headroom.contract.owners import TEMPLATE_HASHES, cron_job_of
 from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
 from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 
@@ -21,8 +21,6 @@ _EVICTION_RULES = (
     "{apiGroups: [''], resources: [pods], verbs: [get]} and "
     "{apiGroups: [''], resources: [pods/eviction], verbs: [create]}"
 )
-#: Label of a pod with the hash of its template -> kind of the owner of its ReplicaSet.
-_TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 _LIST_RULE = "{apiGroups: [''], resources: [pods], verbs: [get, list]}"
 
 
@@ -247,7 +245,7 @@ def _workloads(pod: Any) -> Iterator[tuple[str, str]]:
     if owner.kind == "Job" and (cron_job := cron_job_of(owner.name)):
         yield "CronJob", cron_job
     labels = pod.metadata.labels or {}
-    for label, kind in _TEMPLATE_HASHES.items():
+    for label, kind in TEMPLATE_HASHES.items():
         if owner.kind == "ReplicaSet" and owner.name.endswith(suffix := f"-{labels.get(label)}"):
             yield kind, owner.name.removesuffix(suffix)
 

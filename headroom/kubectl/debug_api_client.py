@@ -33,8 +33,8 @@ class NotPermitted(CommandError):
 #: Exit statuses: the object does not exist; an error on the command line; any other failure of the
 #: debug API.
 NOT_THERE, BAD_INPUT, UNREACHABLE = 1, 2, 3
-#: Query parameters of which an error may name the value, and whose option on the command line has
-#: another name.
+#: Query parameters whose option on the command line has another name, if an error may name their
+#: value.
 _PARAMETERS = frozenset(
     ("pod", "node", "against", "decision", "since", "limit", "count", "held", "hours", "namespace")
 )

@@ -14,10 +14,10 @@ from headroom.console.facts.device_occupants import Phase, phase_of
 from headroom.contract.annotations import Bytes
 from headroom.contract.gpunode import EVICTED, Charge, Device, GPUNode, PodUse, Reservation
 from headroom.contract.kube import Pod
-from headroom.contract.owners import cron_job_of
+from headroom.contract.owners import TEMPLATE_HASHES, cron_job_of
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, TEMPLATE_HASHES, owner_of
+from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
 from headroom.core.cluster.trusted_rows import trusted_rows
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder

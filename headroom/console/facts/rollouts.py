@@ -7,8 +7,9 @@ from itertools import islice
 
 from headroom.console.facts import fixes
 from headroom.contract.kube import Pod
+from headroom.contract.owners import TEMPLATE_HASHES
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.idle_pods import TEMPLATE_HASHES, owner_of
+from headroom.core.cluster.idle_pods import owner_of
 from headroom.core.placement.fit import Verdicts
 
 #: Controllers whose pods run until they are deleted, and are then replaced.

@@ -13,6 +13,7 @@ import msgspec
 
 from headroom.contract.gpunode import GPUNode, PodUse
 from headroom.contract.kube import Pod
+from headroom.contract.owners import TEMPLATE_HASHES
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trusted_rows import trusted_rows
@@ -23,10 +24,6 @@ from headroom.core.placement.snapshot import Snapshot
 #: other limits.
 IDLE_AFTER_S = 3600.0
 HELD_BYTES = 1 << 30
-
-#: The kinds of controllers that own ReplicaSets, by the label whose value is the suffix of the
-#: ReplicaSet's name.
-TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 
 
 class IdlePod(msgspec.Struct, frozen=True, gc=False):
